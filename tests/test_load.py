@@ -103,7 +103,7 @@ def test_damaged_folders_and_the_commands(tmp_path) -> None:
 
 
 def told_in_one_line(result) -> None:
-    assert result.exit_code == 2
+    assert result.exit_code == 3
     assert isinstance(result.exception, SystemExit)
     lines = [line for line in result.output.splitlines() if line and "Loading weights" not in line]  # transformers' bar
     assert len(lines) == 1, result.output
@@ -145,6 +145,6 @@ def test_a_folder_of_gguf_weights_needs_the_name_of_the_file(tmp_path) -> None:
 
 @pytest.mark.parametrize("option", ["device_map", "distributed_config"])
 def test_several_devices_need_accelerate(option, monkeypatch) -> None:
-    monkeypatch.setattr(sys.modules["hookline.load"], "find_spec", lambda name: None)
+    monkeypatch.setattr(sys.modules["hookline.loading"], "find_spec", lambda name: None)
     with pytest.raises(HooklineError, match=rf'{option} needs accelerate: pip install "hookline\[distributed\]"'):
         hookline.load("tinyworld", **{option: "auto"})

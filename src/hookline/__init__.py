@@ -1,19 +1,17 @@
 """hookline: read, cache, edit and trace the activations inside any PyTorch model, by name."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from hookline import edits, errors, hooks, positions, vision, weights
-from hookline.engine.cache import ActivationCache
-from hookline.engine.points import HookPoint
-from hookline.errors import HookError, HooklineError, NeverFiredWarning, UnknownPointError
-from hookline.hooks.hooked_module import HookedModule, HookedRootModule
-from hookline.load import hook, load
-from hookline.model import HookedModel
-from hookline.positions import at, last, token
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hookline import experiments, sae, store
+    from hookline import edits, errors, experiments, hooks, positions, sae, store, vision, weights
+    from hookline.engine.cache import ActivationCache
+    from hookline.engine.points import HookPoint
+    from hookline.errors import HookError, HooklineError, NeverFiredWarning, UnknownPointError
+    from hookline.hooks.hooked_module import HookedModule, HookedRootModule
+    from hookline.loading import hook, load
+    from hookline.model import HookedModel
+    from hookline.positions import at, last, token
     from hookline.store import harvest
 
 __version__ = "0.1.0.dev0"
@@ -46,14 +44,27 @@ __all__ = [
     "vision",
 ]
 
+_HOMES = {
+    "hookline.loading": ("load", "hook", "HookedModel", "HookedModule", "HookedRootModule"),
+    "hookline.engine.points": ("HookPoint",),
+    "hookline.engine.cache": ("ActivationCache",),
+    "hookline.positions": ("at", "last", "token"),
+    "hookline.store": ("harvest",),
+    "hookline.errors": ("HooklineError", "HookError", "UnknownPointError", "NeverFiredWarning"),
+}
+"""The modules of the names that are not modules themselves."""
 
-def __getattr__(name: str) -> Any:
-    """Import what only some programs need when it is first used, so that `import hookline` costs what torch costs."""
-    if name in ("experiments", "sae", "store"):
-        return import_module(f"hookline.{name}")
-    if name == "harvest":
-        return import_module("hookline.store").harvest
-    raise AttributeError(f"module 'hookline' has no attribute {name!r}")
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and no others
+
+    def __getattr__(name: str) -> object:
+        """Import what is used when it is used: the command line answers without torch."""
+        if name not in __all__:
+            raise AttributeError(f"module 'hookline' has no attribute {name!r}")
+        home = next((module for module, names in _HOMES.items() if name in names), None)
+        value = import_module(f"hookline.{name}") if home is None else getattr(import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -2,4 +2,4 @@
 
 from hookline.cli import app
 
-app()
+app(prog_name="hookline")

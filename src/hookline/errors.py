@@ -10,7 +10,8 @@ HooklineError
 
 HooklineWarning            (a UserWarning)
 ├── NeverFiredWarning                      a hook was registered for a run and never fired
-└── SkippedHookWarning                     a hook failed and its effect was dropped (`on_error="skip"`)
+├── SkippedHookWarning                     a hook failed and its effect was dropped (`on_error="skip"`)
+└── HooklineDeprecationWarning (a DeprecationWarning)  a name that will be removed, and what replaces it
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ __all__ = [
     "HooklineWarning",
     "NeverFiredWarning",
     "SkippedHookWarning",
+    "HooklineDeprecationWarning",
 ]
 
 
@@ -114,6 +116,10 @@ class SkippedHookWarning(HooklineWarning):
     """A hook failed, its effect was dropped, and the run continued."""
 
 
+class HooklineDeprecationWarning(HooklineWarning, DeprecationWarning):
+    """A name that will be removed in a later version; the message says in which, and what replaces it."""
+
+
 class _NoPoint:
     """The message for an unknown name.
 
@@ -174,6 +180,18 @@ def shown_bytes(count: float) -> str:
 def warn(message: str, kind: type[HooklineWarning] = HooklineWarning) -> None:
     """Issue a warning at the line of the user's code that led to it."""
     warnings.warn(message, kind, stacklevel=users_level())
+
+
+def warn_deprecated(old: str, new: str, *, since: str) -> None:
+    """Warn that a name is deprecated. It stays for two minor versions: what 0.2 deprecates, 0.4 removes."""
+    message = f"{old} is deprecated since hookline {since} and will be removed in {removal_of(since)}: use {new}"
+    warn(message, HooklineDeprecationWarning)
+
+
+def removal_of(since: str) -> str:
+    """The version that removes what was deprecated in another."""
+    major, minor = map(int, since.split("."))
+    return f"{major}.{minor + 2}"
 
 
 def users_level() -> int:

@@ -93,4 +93,4 @@ def test_the_command(tmp_path) -> None:
     run = CliRunner().invoke(app, ["doctor", "--json"])
     assert run.exit_code == 0
     assert json.loads(run.stdout)["problems"] == []
-    assert CliRunner().invoke(app, ["doctor", str(tmp_path / "no_such")]).exit_code == 2
+    assert CliRunner().invoke(app, ["doctor", str(tmp_path / "no_such")]).exit_code == 3

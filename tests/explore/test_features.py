@@ -301,7 +301,7 @@ def test_the_command_takes_autoencoders(folder, tmp_path) -> None:
     assert '"relative_error"' in page.read_text()
     bad = ["--sae", f"blocks.1.mlp.hook_post={folder / NAME}"]
     result = runner.invoke(app, ["explore", "--export", str(page), *bad])
-    assert result.exit_code == 2
+    assert result.exit_code == 3
     assert "Points of width 128" in result.output
 
 

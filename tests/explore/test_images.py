@@ -349,7 +349,7 @@ def test_the_command_takes_images(more, tmp_path, monkeypatch) -> None:
 
 def test_the_command_reports_an_image_that_is_not_there() -> None:
     result = CliRunner().invoke(app, ["explore", "tinysight", "--export", "page.html", "--image", "nothing.png"])
-    assert result.exit_code == 2
+    assert result.exit_code == 3
 
 
 def test_the_place_of_an_image_is_written_as_the_model_needs_it() -> None:

@@ -254,7 +254,7 @@ def test_an_interrupt_ends_a_long_run() -> None:
 
 
 def test_the_command_reports_a_model_that_cannot_be_loaded() -> None:
-    assert CliRunner().invoke(app, ["explore", "tinywrld", "--no-browser"]).exit_code == 2
+    assert CliRunner().invoke(app, ["explore", "tinywrld", "--no-browser"]).exit_code == 3
 
 
 def test_a_plain_network_is_not_explored() -> None:

@@ -232,7 +232,7 @@ def test_the_command(tmp_path) -> None:
     bad.write_text("import transformer_lens(")
     run = CliRunner().invoke(app, ["migrate", str(tmp_path), "--write", "--json"])
     assert run.exit_code == 1
-    first, second = json.loads(run.stdout)
+    first, second = json.loads(run.stdout)["files"]
     assert first["is_written"]
     assert first["changes"][0]["place"] == {"cell": None, "line": 1}
     assert first["differences"][0]["places"] == [{"cell": None, "line": 1}]

@@ -404,3 +404,4 @@ def test_what_by_layer_does_not_take(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     with pytest.raises(StoreError, match="of disk, and"):
         hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "full", by_layer=True, **OPTIONS)
+    assert not [*tmp_path.glob("*.by_layer")], "a harvest that is refused leaves nothing behind"

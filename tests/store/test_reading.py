@@ -171,7 +171,7 @@ def test_commands(path) -> None:
     assert told.exit_code == 0
     for word in (*POINTS, "bfloat16", "tinyworld", f"{len(texts())} examples"):
         assert word in told.output
-    assert runner.invoke(app, ["store", "info", str(path / "nowhere")]).exit_code == 2
+    assert runner.invoke(app, ["store", "info", str(path / "nowhere")]).exit_code == 3
     assert runner.invoke(app, ["store", "verify", str(path / "nowhere")]).exit_code == 1
 
 

@@ -128,12 +128,15 @@ def test_the_command(tmp_path) -> None:
     )
     wanted = empty("llama", torch.bfloat16).plan("blocks.*.hook_resid_post", input=TOKENS, texts=7).memory
     assert {**json.loads(told), "available": 0} == {**wanted.to_json(), "available": 0}
-    assert invoked(str(tmp_path), "--batch", "1000000000", "--length", "1000")[0] == 1
-    assert invoked(str(tmp_path), "--dtype", "float99")[0] == 2
+    assert invoked(str(tmp_path), "--texts", "1000000000000", "--length", "24")[0] == 0  # a store is on disk
+    code, told = invoked(str(tmp_path), "--batch", "1000000", "--length", "24", "--json")
+    assert (code, json.loads(told)["fits"]) == (1, False)
+    assert invoked(str(tmp_path), "--batch", "1000000000", "--length", "1000")[0] == 2
+    assert invoked(str(tmp_path), "--dtype", "float99")[0] == 3
 
 
 def test_a_quantized_model_is_not_guessed(tmp_path) -> None:
     causal_lm("llama").config.save_pretrained(tmp_path)
     config = json.loads(Path(tmp_path / "config.json").read_text())
     Path(tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
-    assert invoked(str(tmp_path))[0] == 2
+    assert invoked(str(tmp_path))[0] == 3

@@ -13,7 +13,7 @@ from hookline.demo.story import story
 from hookline.engine.tensorfile import make_folder, write_bytes
 from hookline.explore.saved import page_data
 from hookline.explore.views import MEASURES, SWEEPS
-from hookline.load import load
+from hookline.loading import load
 from hookline.pages.document import document
 
 

@@ -9,7 +9,7 @@ from math import inf, isnan
 import torch
 from torch import Tensor
 
-from hookline.load import load
+from hookline.loading import load
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MARGIN = 4

@@ -18,7 +18,7 @@ from inspect_ai.model._providers.hf import HuggingFaceAPI  # not public, but it 
 
 from hookline.errors import HooklineError
 from hookline.evaluation import Edits, edits_for
-from hookline.load import hook
+from hookline.loading import hook
 from hookline.model import HookedModel
 from hookline.transformer.hub import EMBEDDED, find_model
 

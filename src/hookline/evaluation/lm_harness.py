@@ -19,7 +19,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 from hookline.evaluation import Edits, edits_for
-from hookline.load import hook
+from hookline.loading import hook
 from hookline.model import HookedModel
 from hookline.transformer.hub import EMBEDDED, find_model
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.tensorfile import write_bytes
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn_deprecated
 from hookline.explore.attached_saes import AttachedSaes, SaesGiven
 from hookline.explore.image_files import data_url
 from hookline.explore.prompt_inputs import placeholders, with_places
@@ -69,6 +69,11 @@ class Explorer:
             self._server.shutdown()
             self._thread.join()
             self._server.server_close()
+
+    def wait(self) -> None:
+        """Serve the page until Ctrl-C, and close."""
+        with self, suppress(KeyboardInterrupt):
+            self._thread.join()
 
     def __enter__(self) -> Explorer:
         return self
@@ -140,9 +145,9 @@ def _widget_class() -> Any:
 
 
 def serve(model: HookedModel, prompt: str, other: str = "", **options: Any) -> None:
-    """Serve the page until Ctrl-C; for the options see `explore`."""
-    with explore(model, prompt, other, server=True, **options) as explorer, suppress(KeyboardInterrupt):
-        explorer._thread.join()
+    """Serve the page until Ctrl-C. Deprecated: `explore(model, prompt, server=True).wait()` does the same."""
+    warn_deprecated("hookline.explore.serve", "model.explore(prompt, server=True).wait()", since="0.1")
+    explore(model, prompt, other, server=True, **options).wait()
 
 
 def first_prompts(name: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -21,9 +22,6 @@ contexts: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 class HookContext:
     """The model that a hook object is used on. It does not keep the model alive."""
 
-    wrap: Any
-    """The function that wraps a model: set by `hookline.load`, which knows all kinds of models."""
-
     def __init__(self, root: nn.Module, model: Hooked | None = None) -> None:
         self._root = ref(root)
         self._model = ref(model) if model is not None else lambda: None
@@ -36,7 +34,8 @@ class HookContext:
             return model
         if root is None:
             raise HooklineError("the model that this hook was used on was garbage-collected")
-        return self.wrap(root, processors.get(root, tokenizers.get(root)))
+        loading = import_module("hookline.loading")  # by name: it knows all kinds of models, and imports this module
+        return loading.hook(root, processors.get(root, tokenizers.get(root)))
 
     language_model = model
 

@@ -8,9 +8,7 @@ What a skipped part would have computed is NaN: if a layer needs more of it than
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -31,16 +29,15 @@ from hookline.engine.runs import Run
 from hookline.engine.schedule import Way
 from hookline.engine.skipping import Skipping
 from hookline.errors import HooklineError, StoreError, UnavailablePointError, shown_bytes
-from hookline.load import load
+from hookline.loading import load
 from hookline.model import HookedModel
 from hookline.store.examples import Examples
-from hookline.store.folders import LocalFolder
 from hookline.store.harvesting import Computed, Harvest, as_rows
 from hookline.store.identity import identity
 from hookline.store.layer_weights import EMBED, HEAD, REST, LayerWeights, layers_device
 from hookline.store.manifest import Manifest, Progress
 from hookline.store.selection import Batch, HarvestOptions
-from hookline.store.stage_files import StageFiles, batch_in, batch_record
+from hookline.store.stage_files import StageFiles, batch_in, batch_record, folder_beside
 from hookline.store.store import Store
 from hookline.store.writer import to_device
 from hookline.transformer.anatomy import Anatomy
@@ -104,12 +101,21 @@ class LayerHarvest(Harvest):
         """What `identity` says of the same model in memory; the checksum of the weights is kept with the stages."""
         known = identity(self.model) | {"device": self.device.type}
         about = {"model": known, "files": self.weights.stamp, "points": [*self._asked], **self.options.recorded()}
-        self._files = StageFiles(_folder_beside(store), about, self.options.flush_every)
+        self._files = StageFiles(folder_beside(store.folder), about, self.options.flush_every)
         notes = self._files.notes
         if "weights" not in notes:
             notes["weights"] = self.weights.digest()
             self._files.save()
         return known | {"weights": notes["weights"]}
+
+    def alone(self, examples: Examples, store: Store, progress: bool) -> None:
+        """Harvest as the only process; what is of no use after an error is deleted."""
+        try:
+            super().alone(examples, store, progress)
+        except HooklineError as error:
+            if hasattr(self, "_files"):
+                self._files.after_error(error)
+            raise
 
     def computed(self, examples: Examples, store: Store, manifest: Manifest, progress: bool) -> Iterator[Computed]:
         """Run all stages that are not finished, then yield every batch with its rows."""
@@ -388,11 +394,3 @@ def _explained(stage: Stage, anatomy: Anatomy, *, is_first: bool) -> Iterator[No
             f"by_layer=True is not available for {anatomy.kind}: {stage} does not run without the layers before it "
             f"({type(error).__name__}: {' '.join(str(error).split())}). Harvest without by_layer"
         ) from error
-
-
-def _folder_beside(store: Store) -> Path:
-    """Where the stages are: beside a local store; for a remote one, in the folder for temporary files."""
-    if isinstance(store.folder, LocalFolder):
-        return Path(f"{store.folder.path}.by_layer")
-    name = hashlib.blake2b(store.path.encode(), digest_size=8).hexdigest()
-    return Path(tempfile.gettempdir()) / f"hookline-{name}.by_layer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hookline.errors import StoreError
 from hookline.store.folders import Folder
@@ -39,6 +40,17 @@ class Verification:
     def is_sound(self) -> bool:
         """Whether there are no problems."""
         return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """The findings as values for JSON."""
+        counts = ("rows", "examples", "is_complete")
+        files = [
+            {"name": each.name, "problem": each.problem, "note": each.note}
+            | {"shard": None if each.shard is None else each.shard.to_json()}
+            for each in self.findings
+        ]
+        about = {name: getattr(self.manifest, name, None) for name in counts}
+        return {"path": self.path, "is_sound": self.is_sound, **about, "problems": self.problems, "files": files}
 
     def __str__(self) -> str:
         wide = max(20, *(len(finding.name) for finding in self.findings), 0)

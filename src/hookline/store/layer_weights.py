@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.load import load
+from hookline.loading import load
 from hookline.model import HookedModel
 from hookline.store.identity import tensor_checksum
 from hookline.transformer.empty import Checkpoint, adopt, checkpoint_of, load_weights, targets_of

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import struct
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +20,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hookline.engine.tensorfile import BAD_CONTENT, reason
-from hookline.errors import StoreError
+from hookline.errors import HookError, HooklineError, StoreError
+from hookline.store.folders import Folder, LocalFolder
 from hookline.store.manifest import Progress, differences, manifest_checksum
 from hookline.store.selection import Batch
 
@@ -26,6 +29,14 @@ _STATE = "state.json"
 _NOTE = "@note"
 _HEAD = struct.Struct("<QI")
 """What comes before each record: its length and its checksum."""
+
+
+def folder_beside(store: Folder) -> Path:
+    """Where the stages of a harvest are: beside a local store; for a remote one, in the folder for temporary files."""
+    if isinstance(store, LocalFolder):
+        return Path(f"{store.path}.by_layer")
+    name = hashlib.blake2b(store.path.encode(), digest_size=8).hexdigest()
+    return Path(tempfile.gettempdir()) / f"hookline-{name}.by_layer"
 
 
 class StageFiles:
@@ -45,7 +56,8 @@ class StageFiles:
     def _open(self) -> None:
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            if (self.folder / _STATE).exists():
+            self._is_new = not (self.folder / _STATE).exists()
+            if not self._is_new:
                 self._state = self._found()
             sizes = self._state["sizes"]
             for name, size in sizes.items():
@@ -165,6 +177,12 @@ class StageFiles:
         for file in logs.values():
             with suppress(OSError):  # what was not saved does not count
                 file.close()
+
+    def after_error(self, error: HooklineError) -> None:
+        """Delete the folder, unless the same harvest could continue with its layers, or an earlier process began it."""
+        may_continue = isinstance(error, StoreError | HookError) and self.stage > 1
+        if self._is_new and not may_continue:
+            self.delete()
 
     def delete(self) -> None:
         """Delete the folder."""

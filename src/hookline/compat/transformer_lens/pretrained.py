@@ -21,7 +21,7 @@ from hookline.compat.transformer_lens.refactoring import refactor
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.weights import LensWeights
 from hookline.errors import HooklineError, warn
-from hookline.load import load
+from hookline.loading import load
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
 from hookline.transformer.anatomy import Anatomy

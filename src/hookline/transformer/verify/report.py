@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hookline.engine.halving import Fit, is_out_of_memory
 from hookline.transformer.verify.checks import CHECKS, Check
@@ -39,6 +39,10 @@ class Report:
         """The points that failed a check."""
         return [verdict for verdict in self.verdicts if verdict.status == "failed"]
 
+    def to_json(self) -> dict[str, Any]:
+        """The verdicts as values for JSON, and how many there are of each status."""
+        return {"architecture": self.architecture, "counts": self._counts(), "points": list(map(asdict, self.verdicts))}
+
     def __str__(self) -> str:
         return "\n".join([*_table(self.verdicts), self._summary()])
 
@@ -47,10 +51,12 @@ class Report:
         failures = [f"  {line}" for line in _table(self.failed())]
         return "\n".join([f"<Report of {self._summary()}; print it to see every point>", *failures])
 
-    def _summary(self) -> str:
+    def _counts(self) -> dict[str, int]:
         statuses = [verdict.status for verdict in self.verdicts]
-        counts = [f"{statuses.count(status)} {status}" for status in ("proved", "unavailable", "failed")]
-        return f"{self.architecture}: {', '.join(counts)}"
+        return {status: statuses.count(status) for status in get_args(Status)}
+
+    def _summary(self) -> str:
+        return f"{self.architecture}: {', '.join(f'{count} {status}' for status, count in self._counts().items())}"
 
 
 def _table(verdicts: Sequence[Verdict]) -> list[str]:

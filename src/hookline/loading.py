@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,7 +16,6 @@ from torch import nn
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
 from hookline.errors import HooklineError
-from hookline.hooks.context import HookContext
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
 from hookline.transformer.empty import dtype_in, from_pretrained_empty, quiet_loading
@@ -168,9 +168,7 @@ def outline(name: str | Path, *, dtype: torch.dtype | str | None = None) -> Hook
     folder = Path(name).expanduser()
     path = folder if (folder / "config.json").is_file() else find_model(name, {}).path
     with as_hookline_error(name):
-        from transformers import AutoConfig
-
-        cls, config = _class_for(path, {}), AutoConfig.from_pretrained(path)
+        cls, config = _class_for(path, {}), _config_for(path, {})
         if getattr(config, "quantization_config", None) is not None:
             raise HooklineError(f"{name} is quantized, and the size of quantized weights is not known from the config")
         wanted = dtype or config.dtype or dtype_in(path) or torch.float32
@@ -183,8 +181,8 @@ def outline(name: str | Path, *, dtype: torch.dtype | str | None = None) -> Hook
 
 _LOCATION = ("gguf_file", "revision", "trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only")
 """Options of `from_pretrained` that say where a model is, and so where its tokenizer and config are."""
-_MODEL_TYPES = ("hookline.compat.transformer_lens.native",)
-"""Modules that register model types of their own with transformers. By name: they import this one."""
+_OWN_MODELS = "hookline.compat.transformer_lens.native"
+"""The module that registers a model type of our own with transformers. By name: it imports this one."""
 
 
 def _processor_for(name: str | Path, module: nn.Module, kwargs: dict[str, Any]) -> Any:
@@ -210,10 +208,7 @@ def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
 
     if "gguf_file" in kwargs or kwargs.get("trust_remote_code"):
         return transformers.AutoModelForCausalLM
-    for module in _MODEL_TYPES:
-        import_module(module)
-    options = {key: kwargs[key] for key in _LOCATION if key in kwargs}
-    config = kwargs.get("config") or transformers.AutoConfig.from_pretrained(name, **options)
+    config = kwargs.get("config") or _config_for(name, {key: kwargs[key] for key in _LOCATION if key in kwargs})
     for architecture in config.architectures or ():
         if hasattr(transformers, architecture):
             return getattr(transformers, architecture)
@@ -223,4 +218,14 @@ def _class_for(name: str | Path, kwargs: dict[str, Any]) -> Any:
     return transformers.AutoModelForSeq2SeqLM if is_pair else transformers.AutoModelForCausalLM
 
 
-HookContext.wrap = staticmethod(hook)
+def _config_for(name: str | Path, options: dict[str, Any]) -> Any:
+    """The config of a model; a type that transformers does not know may be ours."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name, **options)
+    except ValueError:
+        if _OWN_MODELS in sys.modules:
+            raise
+        import_module(_OWN_MODELS)
+        return AutoConfig.from_pretrained(name, **options)
