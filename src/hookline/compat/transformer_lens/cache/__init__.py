@@ -81,6 +81,12 @@ class ActivationCache(ModelCache):
         """Enable or disable gradients for all of torch in this thread."""
         torch.set_grad_enabled(mode)
 
+    def _embeddings(self) -> dict[str, Tensor]:
+        parts = super()._embeddings()
+        if self._model.anatomy.main.pos_embed is None and "pos_embed" in parts:  # a shortformer's, not in the stream
+            parts = {"embed": parts["embed"]}
+        return parts
+
     def _at(self, x: Tensor, where: Any, name: str | None = None) -> Tensor:
         """The cache at columns of the batch, or at named positions. An index removes the axis."""
         if where is None or isinstance(where, Meaning):
