@@ -102,6 +102,8 @@ def test_points_inside_the_norm_of_solu_ln(is_folded) -> None:
     model = toy(act_fn="solu_ln")
     if is_folded:
         model.process_weights_()
+        assert bool((model.module.blocks[1].mlp.ln.weight == 1).all())
+        assert "blocks.1.mlp.ln.w" not in model.state_dict()
     _, cache = model.run_with_cache(TOKENS)
     names = [name.removeprefix("blocks.1.mlp.") for name in cache if name.startswith("blocks.1.mlp.")]
     assert names == ["hook_pre", "hook_mid", "ln.hook_scale", "ln.hook_normalized", "hook_post"]

@@ -47,7 +47,7 @@ def test_classes_are_where_transformer_lens_has_them() -> None:
 
     assert Same is transformer_lens.HookedTransformer is HookedTransformer
     assert ActivationCache is transformer_lens.ActivationCache
-    assert FactoredMatrix is transformer_lens.FactoredMatrix is hookline.weights.FactoredMatrix
+    assert FactoredMatrix is transformer_lens.FactoredMatrix
     assert HookedTransformerConfig is transformer_lens.HookedTransformerConfig
     assert hook_points.HookPoint is transformer_lens.HookPoint is hookline.HookPoint
     assert utils.get_act_name is get_act_name
