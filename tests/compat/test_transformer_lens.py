@@ -326,7 +326,7 @@ def test_key_value_cache(model) -> None:
     assert len(kept[0].past_keys[0]) == tokens.shape[1]
     with pytest.raises(HooklineError, match="batch size 1"):
         model(TEXTS, past_kv_cache=kept)
-    with pytest.raises(HooklineError, match="first layer"):
+    with pytest.raises(HooklineError, match="frozen cache"):
         model(found, start_at_layer=1, past_kv_cache=kept)
 
 
