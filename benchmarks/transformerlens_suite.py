@@ -40,7 +40,7 @@ OUT = {
     "unit/test_supported_models": "the same",
     "unit/tools/test_relevancy": "the same",
     "unit/utilities/test_hf_utils": "repeated downloads, which huggingface_hub does itself",
-    "unit/utilities/test_devices": "warnings about MPS by torch version; `hookline doctor` compares a device's numbers",
+    "test_devices.py::test_warn_if_mps": "warnings about MPS by torch version; `hookline doctor` compares a device's numbers",
     "multi_gpu": "layers on several devices by n_devices; here device_map",
     "unit/test_next_sentence_prediction": "the calls that a mock of HookedEncoder gets",
     "unit/test_hubert": "audio models",
@@ -49,8 +49,17 @@ OUT = {
     "benchmark": "its benchmarks",
     "tests/mps": "needs an Apple GPU",
     "acceptance/test_hooked_transformer.py": "skipped by its authors",
+    "test_generation_compatibility.py::TestBlockBridge": "the inside of TransformerBridge",
+    "unit/tools/test_direct_logit_attribution": "a mock of TransformerBridge, and its compatibility mode",
+    "test_hook_points.py::test_enable_reshape": "conversions that TransformerBridge gives to its points",
+    "test_hook_points.py::test_reshape_functionality": "the same",
+    "test_hook_points.py::test_add_hook_prepend": "the handles of torch that a mock of HookPoint gets",
+    "test_hooked_root_module.py::test_enable_hook": "private methods, which a mock counts the calls of",
+    "test_loading_from_pretrained_utilities.py::test_qwen": "a mock of what its module imports from transformers",
+    "test_grouped_query_attention.py::test_grouped_query_attention_output_is": "a component by itself, without a model",
+    "test_grouped_query_attention.py::test_ungroup_": "the same",
 }
-"""Parts of paths of tests that are left out, and why."""
+"""Parts of the names of test files, and of single tests, that are left out, and why."""
 
 PLUGIN = """import gc, os
 from pathlib import Path
@@ -232,7 +241,7 @@ def make_tokenizers(files: tuple[Path, Path]) -> dict[str, Any]:
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     end = "<|endoftext|>"
 
-    def made(first: list[str], template: str | None = None, **special: str) -> Any:
+    def made(first: list[str], template: str | None = None, **special: Any) -> Any:
         ids = {word: index for index, word in enumerate([*first, *(word for word in pieces if word not in first)])}
         found = Tokenizer(models.BPE(vocab=ids, merges=merges))
         found.pre_tokenizer, found.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -242,6 +251,7 @@ def make_tokenizers(files: tuple[Path, Path]) -> dict[str, Any]:
             found.post_processor = processors.TemplateProcessing(single=template, pair=pair, special_tokens=marks)
         return PreTrainedTokenizerFast(tokenizer_object=found, **special)
 
+    of_t5: dict[str, Any] = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 512}
     own = {"bos_token": end, "eos_token": end, "unk_token": end}
     ends = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
     of_bert = {
@@ -257,7 +267,7 @@ def make_tokenizers(files: tuple[Path, Path]) -> dict[str, Any]:
         "digits": made([], bos_token="<|BOS|>", eos_token="<|EOS|>", pad_token="<|PAD|>"),
         "opt": made(["<s>", "<pad>", "</s>", "<unk>"], "</s> $A", **ends),
         "bert": made(list(of_bert.values()), "[CLS] $A [SEP]", **of_bert),
-        "t5": made(["<pad>", "</s>", "<unk>"], "$A </s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"),
+        "t5": made(["<pad>", "</s>", "<unk>"], "$A </s>", **of_t5),
     }
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookline.compat.transformer_lens import FactoredMatrix, HookedTransformer, HookedTransformerConfig, utils
+from hookline.compat.transformer_lens import (
+    FactoredMatrix,
+    HookedRootModule,
+    HookedTransformer,
+    HookedTransformerConfig,
+    utils,
+)
 from hookline.errors import HooklineError
 
 TOKENS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
@@ -76,6 +84,26 @@ def test_vh_is_v_as_in_transformer_lens() -> None:
         assert torch.equal(matrix.Vh, matrix.V)
     for other in (matrix.T, matrix * 2, matrix @ matrix, matrix @ torch.randn(12, 3), torch.randn(3, 12) @ matrix):
         assert isinstance(other, FactoredMatrix)
+
+
+def test_the_to_of_a_class_of_one_s_own_may_update_its_config() -> None:
+    class Net(HookedRootModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cfg = SimpleNamespace(device="meta", dtype=torch.float32)
+            self.linear = torch.nn.Linear(2, 2)
+            self.setup()
+
+        def to(self, device_or_dtype, print_details=True):
+            return utils.move_to_and_update_config(self, device_or_dtype, print_details)
+
+    net = Net()
+    assert net.to(torch.float64) is net
+    assert net.cfg.dtype == net.linear.weight.dtype == torch.float64
+    assert net.to(torch.device("cpu")).cfg.device == "cpu"
+    model = toy()
+    assert utils.move_to_and_update_config(model, torch.float64) is model
+    assert model.cfg.dtype == model.W_E.dtype == torch.float64
 
 
 class Wrapped:

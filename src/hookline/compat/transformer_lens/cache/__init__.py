@@ -15,6 +15,7 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.names import Points
 from hookline.errors import HooklineError
 from hookline.residual import ModelCache
+from hookline.residual.components import total
 from hookline.text.token_positions import Meaning
 
 AnySlice: TypeAlias = Any
@@ -146,7 +147,7 @@ class ActivationCache(ModelCache):
             found = self._projected(each, chosen, pos_slice, matrix).unbind(-2)
             parts |= {f"L{each}N{n}": x for n, x in zip(self._neuron_ids(each, chosen), found, strict=True)}
         if incl_remainder:
-            parts["remainder"] = self._at(self._stream(last), pos_slice) @ matrix - sum(parts.values())
+            parts["remainder"] = self._at(self._stream(last), pos_slice) @ matrix - total([*parts.values()])
         stack, labels = self._given(parts, last, apply_ln=False, mlp_input=False, where=pos_slice, labels=True)
         stack = stack / self._scale(last, False, pos_slice, None, self.has_batch_dim) if apply_ln else stack
         stack = stack if onto.ndim == 2 else stack.squeeze(-1)
