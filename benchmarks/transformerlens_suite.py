@@ -40,7 +40,7 @@ OUT = {
     "unit/test_supported_models": "the same",
     "unit/tools/test_relevancy": "the same",
     "unit/utilities/test_hf_utils": "repeated downloads, which huggingface_hub does itself",
-    "test_devices.py::test_warn_if_mps": "warnings about MPS by torch version; `hookline doctor` compares a device's numbers",
+    "test_devices.py::test_warn_if_mps": "warnings about MPS; `hookline doctor` compares a device's numbers",
     "multi_gpu": "layers on several devices by n_devices; here device_map",
     "unit/test_next_sentence_prediction": "the calls that a mock of HookedEncoder gets",
     "unit/test_hubert": "audio models",

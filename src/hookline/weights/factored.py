@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -84,7 +84,7 @@ class FactoredMatrix:
         return self.B @ self.A
 
     @property
-    def T(self) -> FactoredMatrix:  # noqa: N802
+    def T(self) -> Self:  # noqa: N802
         """The transpose."""
         return type(self)(self.B.mT, self.A.mT)
 
@@ -110,7 +110,7 @@ class FactoredMatrix:
             return (other[None] @ self.A @ self.B).squeeze(-2)
         return type(self)(other, self.AB) if self.ldim < self.mdim else type(self)(other @ self.A, self.B)
 
-    def __mul__(self, factor: float | Tensor) -> FactoredMatrix:
+    def __mul__(self, factor: float | Tensor) -> Self:
         """The product with a number, or with one for each matrix of the batch, as [batch, 1, 1]."""
         if isinstance(factor, Tensor) and factor.numel() > 1 and factor.shape[-2:] != (1, 1):
             raise _ShapeError(f"a factor is a number, or has shape [*batch, 1, 1], not {list(factor.shape)}")
@@ -118,7 +118,7 @@ class FactoredMatrix:
 
     __rmul__ = __mul__
 
-    def __getitem__(self, index: Any) -> FactoredMatrix:
+    def __getitem__(self, index: Any) -> Self:
         """Index batch axes, then rows, then columns. A single row or column remains as an axis of size 1."""
         index = index if isinstance(index, tuple) else (index,)
         if Ellipsis in index:
@@ -174,7 +174,7 @@ class FactoredMatrix:
         """The eigenvalues of a square product: the nonzero ones, and as many zeros as `mdim` has room for."""
         return torch.linalg.eigvals(upcast(self.BA))
 
-    def make_even(self) -> FactoredMatrix:
+    def make_even(self) -> Self:
         """The same product with the square root of the singular values in each factor."""
         u, s, v = self._svd
         root = s.sqrt()
@@ -184,7 +184,7 @@ class FactoredMatrix:
         """The first `k` rows and columns of the product."""
         return self[(..., slice(k), slice(k))].AB
 
-    def unsqueeze(self, dim: int) -> FactoredMatrix:
+    def unsqueeze(self, dim: int) -> Self:
         """The matrix with another batch axis."""
         return type(self)(self.A.unsqueeze(dim), self.B.unsqueeze(dim))
 

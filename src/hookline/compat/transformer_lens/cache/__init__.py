@@ -129,7 +129,7 @@ class ActivationCache(ModelCache):
         ids, factor = self._neuron_ids(layer, chosen), self._model.anatomy.main.architecture.residual_factor
         return post[..., ids, None] * (matrix[ids].to(post) @ onto.to(post) * factor)
 
-    def stack_neuron_results(  # type: ignore[override]
+    def stack_neuron_results(
         self, layer: int = -1, pos_slice: AnySlice = None, neuron_slice: AnySlice = None, return_labels: bool = False,
         incl_remainder: bool = False, apply_ln: bool = False, project_output_onto: Tensor | None = None,
     ) -> Any:  # fmt: skip
