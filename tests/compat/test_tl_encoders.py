@@ -7,6 +7,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, T5Conf
 from hookline import HooklineError
 from hookline.compat.transformer_lens import (
     BertNextSentencePrediction,
+    FactoredMatrix,
     HookedEncoder,
     HookedEncoderDecoder,
     HookedTransformerConfig,
@@ -41,6 +42,19 @@ def test_bert_returns_what_transformers_does(bert) -> None:
     assert torch.equal(bert.nsp_head(bert.pooler(hidden)), own.seq_relationship_logits)
     with pytest.raises(HooklineError, match="return_type"):
         bert(TOKENS, "loss")
+
+
+def test_weights_of_bert_are_where_transformer_lens_has_them(bert) -> None:
+    embeddings = bert.module.bert.embeddings
+    assert bert.embed.embed.W_E is bert.W_E is embeddings.word_embeddings.weight
+    assert bert.embed.pos_embed.W_pos is bert.W_pos is embeddings.position_embeddings.weight
+    assert bert.embed.token_type_embed.W_token_type is embeddings.token_type_embeddings.weight
+    assert bert.embed.ln is embeddings.LayerNorm
+    assert torch.equal(bert.unembed.W_U, bert.W_U)
+    assert bert.unembed.b_U is bert.b_U
+    assert torch.equal(bert.embed(TOKENS), embeddings(TOKENS))
+    assert isinstance(bert.QK, FactoredMatrix)
+    assert isinstance(bert.OV[0], FactoredMatrix)
 
 
 def test_points_of_bert_are_those_of_transformer_lens(bert) -> None:

@@ -47,7 +47,7 @@ def test_classes_are_where_transformer_lens_has_them() -> None:
 
     assert Same is transformer_lens.HookedTransformer is HookedTransformer
     assert ActivationCache is transformer_lens.ActivationCache
-    assert FactoredMatrix is transformer_lens.FactoredMatrix is hookline.weights.FactoredMatrix
+    assert FactoredMatrix is transformer_lens.FactoredMatrix
     assert HookedTransformerConfig is transformer_lens.HookedTransformerConfig
     assert hook_points.HookPoint is transformer_lens.HookPoint is hookline.HookPoint
     assert utils.get_act_name is get_act_name
@@ -326,7 +326,7 @@ def test_key_value_cache(model) -> None:
     assert len(kept[0].past_keys[0]) == tokens.shape[1]
     with pytest.raises(HooklineError, match="batch size 1"):
         model(TEXTS, past_kv_cache=kept)
-    with pytest.raises(HooklineError, match="first layer"):
+    with pytest.raises(HooklineError, match="frozen cache"):
         model(found, start_at_layer=1, past_kv_cache=kept)
 
 

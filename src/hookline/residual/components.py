@@ -16,6 +16,12 @@ from hookline.transformer.norms import Norm
 from hookline.weights.matrices import linear
 
 
+def total(parts: list[Tensor]) -> Tensor | float:
+    """The sum of many tensors, in blocks: one by one, rounding errors would add up."""
+    blocks = (parts[start : start + 64] for start in range(0, len(parts), 64))
+    return sum(torch.stack(block).sum(0) for block in blocks)
+
+
 class ComponentCache(StreamCache):
     """Heads and neurons. The output of attention or MLP is linear in them, given the scale of a norm after it."""
 
@@ -117,7 +123,7 @@ class ComponentCache(StreamCache):
         self, parts: dict[str, Tensor], last: int, where: Positions, remainder: bool, apply_ln: bool, labels: bool
     ) -> Any:
         if remainder:
-            parts["remainder"] = self._at(self._stream(last), where) - sum(parts.values())
+            parts["remainder"] = self._at(self._stream(last), where) - total([*parts.values()])
         return self._given(parts, last, apply_ln=apply_ln, mlp_input=False, where=where, labels=labels)
 
     def head_parts(self, layer: int) -> dict[str, Float[Tensor, "*place d_model"]]:

@@ -43,7 +43,8 @@ def resumed(
         _check_images(points.root, tokens, others)
     first = layer + n_layers if layer < 0 else layer
     resid = _checked(stream, anatomy.width)
-    _check_nothing_before(points, first)
+    if hooks := hooks_before(points, first):
+        raise HooklineError(f"{hooks[0].point.name!r} is before layer {first}, where this run starts")
     skipped = dict.fromkeys(points.blocks()[:first], pass_through(anatomy))
     if first:
         skipped[anatomy.blocks[first - 1].module] = pass_through(anatomy, resid)
@@ -113,16 +114,15 @@ class Enter(Action):
         return value
 
 
-def _check_nothing_before(points: ModelPoints, first: int) -> None:
-    """Raise if a hook is in a part of the model that this run skips."""
+def hooks_before(points: ModelPoints, layer: int) -> list[PointAction]:
+    """The active hooks in the part of the model that a run from this layer skips, and that must fire."""
     anatomy = points.anatomy
+    first = layer + len(anatomy.blocks) if layer < 0 else layer
     before: set[nn.Module] = {each for block in anatomy.blocks[:first] for each in block.module.modules()}
     entry = (anatomy.main.embed, anatomy.main.embed_norm, anatomy.main.pos_embed)
     before |= {module for module in entry if module is not None}
-    for routes in (*active.get(), points.permanent):
-        for action in routes.actions:
-            if isinstance(action, PointAction) and action.must_fire and action.module in before:
-                raise HooklineError(f"{action.point.name!r} is before layer {first}, where this run starts")
+    actions = [action for routes in (*active.get(), points.permanent) for action in routes.actions]
+    return [each for each in actions if isinstance(each, PointAction) and each.must_fire and each.module in before]
 
 
 def stream_at(points: ModelPoints, layer: int, forward: Callable[[], Any]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -34,7 +34,7 @@ class FactoredMatrix:
         if A.ndim < 2 or B.ndim < 2 or A.shape[-1] != B.shape[-2]:
             raise _no_product(A.shape, B.shape)
         batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
-        self.A, self.B = A.expand(*batch, *A.shape[-2:]), B.expand(*batch, *B.shape[-2:])
+        self.A, self.B = A.broadcast_to((*batch, *A.shape[-2:])), B.broadcast_to((*batch, *B.shape[-2:]))
 
     @property
     def shape(self) -> torch.Size:
@@ -84,9 +84,9 @@ class FactoredMatrix:
         return self.B @ self.A
 
     @property
-    def T(self) -> FactoredMatrix:  # noqa: N802
+    def T(self) -> Self:  # noqa: N802
         """The transpose."""
-        return FactoredMatrix(self.B.mT, self.A.mT)
+        return type(self)(self.B.mT, self.A.mT)
 
     def __matmul__(self, other: Tensor | FactoredMatrix) -> Any:
         """The product with a vector is a vector; with a matrix it is a FactoredMatrix."""
@@ -94,31 +94,31 @@ class FactoredMatrix:
             raise _no_product(self.shape, other.shape)
         if isinstance(other, FactoredMatrix):
             if self.rdim < min(self.mdim, other.mdim):
-                return FactoredMatrix(self.AB, other.AB)
+                return type(self)(self.AB, other.AB)
             middle = self.B @ other.A  # small: between the two thin sides
             if self.mdim <= other.mdim:
-                return FactoredMatrix(self.A, middle @ other.B)
-            return FactoredMatrix(self.A @ middle, other.B)
+                return type(self)(self.A, middle @ other.B)
+            return type(self)(self.A @ middle, other.B)
         if other.ndim == 1:
             return (self.A @ (self.B @ other.unsqueeze(-1))).squeeze(-1)
-        return FactoredMatrix(self.AB, other) if self.rdim < self.mdim else FactoredMatrix(self.A, self.B @ other)
+        return type(self)(self.AB, other) if self.rdim < self.mdim else type(self)(self.A, self.B @ other)
 
     def __rmatmul__(self, other: Tensor) -> Any:
         if other.shape[-1] != self.ldim:
             raise _no_product(other.shape, self.shape)
         if other.ndim == 1:
             return (other[None] @ self.A @ self.B).squeeze(-2)
-        return FactoredMatrix(other, self.AB) if self.ldim < self.mdim else FactoredMatrix(other @ self.A, self.B)
+        return type(self)(other, self.AB) if self.ldim < self.mdim else type(self)(other @ self.A, self.B)
 
-    def __mul__(self, factor: float | Tensor) -> FactoredMatrix:
+    def __mul__(self, factor: float | Tensor) -> Self:
         """The product with a number, or with one for each matrix of the batch, as [batch, 1, 1]."""
         if isinstance(factor, Tensor) and factor.numel() > 1 and factor.shape[-2:] != (1, 1):
             raise _ShapeError(f"a factor is a number, or has shape [*batch, 1, 1], not {list(factor.shape)}")
-        return FactoredMatrix(self.A * factor, self.B)
+        return type(self)(self.A * factor, self.B)
 
     __rmul__ = __mul__
 
-    def __getitem__(self, index: Any) -> FactoredMatrix:
+    def __getitem__(self, index: Any) -> Self:
         """Index batch axes, then rows, then columns. A single row or column remains as an axis of size 1."""
         index = index if isinstance(index, tuple) else (index,)
         if Ellipsis in index:
@@ -131,7 +131,7 @@ class FactoredMatrix:
         batch, (rows, columns) = index[:n], (*index[n:], slice(None), slice(None))[:2]
         if rows is None or columns is None:
             raise HooklineError("a new axis must come before the axes of rows and columns")
-        return FactoredMatrix(self.A[batch][..., _as_axis(rows), :], self.B[batch][..., :, _as_axis(columns)])
+        return type(self)(self.A[batch][..., _as_axis(rows), :], self.B[batch][..., :, _as_axis(columns)])
 
     def norm(self) -> Tensor:
         """The Frobenius norm, computed from two small products."""
@@ -174,19 +174,19 @@ class FactoredMatrix:
         """The eigenvalues of a square product: the nonzero ones, and as many zeros as `mdim` has room for."""
         return torch.linalg.eigvals(upcast(self.BA))
 
-    def make_even(self) -> FactoredMatrix:
+    def make_even(self) -> Self:
         """The same product with the square root of the singular values in each factor."""
         u, s, v = self._svd
         root = s.sqrt()
-        return FactoredMatrix(u * root[..., None, :], root[..., :, None] * v.mT)
+        return type(self)(u * root[..., None, :], root[..., :, None] * v.mT)
 
     def get_corner(self, k: int = 3) -> Tensor:
         """The first `k` rows and columns of the product."""
         return self[(..., slice(k), slice(k))].AB
 
-    def unsqueeze(self, dim: int) -> FactoredMatrix:
+    def unsqueeze(self, dim: int) -> Self:
         """The matrix with another batch axis."""
-        return FactoredMatrix(self.A.unsqueeze(dim), self.B.unsqueeze(dim))
+        return type(self)(self.A.unsqueeze(dim), self.B.unsqueeze(dim))
 
     def collapse_l(self) -> Tensor:
         """A matrix with the same singular values and right singular vectors as the product."""

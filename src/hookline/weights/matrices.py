@@ -141,6 +141,8 @@ class Weights:
     `STACKED` lists the weights of layers, with their axes.
     """
 
+    _matrix = FactoredMatrix
+
     def __init__(self, points: ModelPoints) -> None:
         self._points = points
 
@@ -177,7 +179,8 @@ class Weights:
         embed = self._points.anatomy.main.pos_embed
         if embed is None or not isinstance(getattr(embed, "weight", None), Tensor):
             raise HooklineError("this model has no W_pos: it adds no learned position embedding to the stream")
-        return whole_parameter(embed.weight)[getattr(embed, "offset", 0) :]
+        whole, first = whole_parameter(embed.weight), getattr(embed, "offset", 0)
+        return whole[first:] if first else whole
 
     @property
     def W_E_pos(self) -> Float[Tensor, "d_vocab_and_n_ctx d_model"]:
@@ -207,12 +210,12 @@ class Weights:
         Its shape is [layer, head, d_model, d_model]. Keys and values that heads share are repeated for each head, here
         and in `OV`. Rotary embeddings are left out.
         """
-        return FactoredMatrix(self.W_Q, self._for_each_head(self.W_K).mT)
+        return self._matrix(self.W_Q, self._for_each_head(self.W_K).mT)
 
     @property
     def OV(self) -> FactoredMatrix:
         """The output-value circuit of each head: [layer, head, d_model, d_model]."""
-        return FactoredMatrix(self._for_each_head(self.W_V), self.W_O)
+        return self._matrix(self._for_each_head(self.W_V), self.W_O)
 
     def _for_each_head(self, grouped: Tensor) -> Tensor:
         """Key or value weights, repeated for each head of a group."""

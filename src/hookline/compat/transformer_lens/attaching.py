@@ -18,6 +18,7 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+from hookline.compat.transformer_lens.toys import MID, with_toy_points
 from hookline.engine.delegate import Delegate
 from hookline.engine.names import original
 from hookline.engine.order import Kind
@@ -63,6 +64,7 @@ class LensPoints(ModelPoints):
                 yield from super()._walk(original(each), name)
 
     def _list(self) -> dict[str, HookPoint]:
+        self._specs = with_toy_points(self.root, self.anatomy, self._specs)
         self.own = super()._list()
         for name in [name for name in self.adopted if name in self.own]:
             self.own[name] = adopt(self.adopted[name], self.own[name])
@@ -91,6 +93,12 @@ class LensPoints(ModelPoints):
             return path
         name = self.replaced.get(path) or (None if _is_under_any(path, self.attached) else self._classic_of(path))
         return name if name in self.own else path
+
+    def _classic_of(self, name: str) -> str | None:
+        return _with_mid(super()._classic_of(name))
+
+    def _shorthand(self, asked: object) -> str | None:
+        return _with_mid(super()._shorthand(asked))
 
     def is_on_request(self, name: str) -> bool:
         """Whether a point is recorded only if requested by name; one that a user has placed is always recorded."""
@@ -270,6 +278,11 @@ def module_at(anatomy: Anatomy, path: str) -> nn.Module | None:
     if not name:
         return None
     return getattr(anatomy.blocks[int(layer)], name) if int(layer) in range(len(anatomy.blocks)) else None
+
+
+def _with_mid(name: str | None) -> str | None:
+    """The name of a point; `("mid", 0)` is inside the MLP."""
+    return re.sub(r"(\d+)\.hook_mid$", rf"\1.{MID.name}", name) if name is not None else None
 
 
 def is_new(value: nn.Module) -> TypeGuard[HookPoint]:

@@ -12,7 +12,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from hookline.compat.transformer_lens.lens_errors import LensAssertionError, check
 from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
 
@@ -111,8 +111,8 @@ class LensGeneration(HookedModel):
         # As in TransformerLens, `return_dict_in_generate` alone changes nothing.
         kwargs.pop("return_dict_in_generate", None)
         with_logits = bool(kwargs.pop("output_logits", False))
-        if useless := sorted(name for name in kwargs if name.startswith("output_") and kwargs[name]):
-            raise HooklineError(f"{useless}: generate can return the logits only; cache activations with hooks")
+        if useless := [name for name in sorted(kwargs) if name.startswith("output_") and kwargs.pop(name)]:
+            warn(f"unsupported generation kwargs are ignored: {useless}; hooks read what is inside the model")
         options |= {"output_logits": True, "return_dict_in_generate": True} if with_logits else {}
         with tqdm(total=max_new_tokens, disable=not verbose) as bar:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.flags import LensFlags
 from hookline.compat.transformer_lens.generation import LensGeneration
-from hookline.compat.transformer_lens.hooks import LensHooks
+from hookline.compat.transformer_lens.hooks import LensHooks, leave_out_hooks
 from hookline.compat.transformer_lens.kv_cache import HookedTransformerKeyValueCache
 from hookline.compat.transformer_lens.module_methods import OWN_STATE, OWN_TENSORS
 from hookline.compat.transformer_lens.pretrained import Pretrained
@@ -27,7 +28,9 @@ from hookline.compat.transformer_lens.tokens import (
 )
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss
 from hookline.engine.compiling import untraced
+from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
+from hookline.engine.signatures import parameters_of
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.text.loss import lm_loss
@@ -35,6 +38,7 @@ from hookline.text.tokenizer import Side
 
 Loss = Float[Tensor, ""] | Float[Tensor, "batch pos"]
 
+_NOT_FROZEN = "past_kv_cache needs text or tokens, or a residual stream and a frozen cache: call its freeze() first"
 _WEIGHTS = "load_state_dict writes weights into the model, and process_weights_(…) processes them there"
 _DATA = "load a dataset, and tokenize it with to_tokens(…)"
 NOT_HERE = {
@@ -151,28 +155,32 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
 
         `prepend_bos` applies to text. With `past_kv_cache` the run continues where the last one with it ended.
         """
-        if shortformer_pos_embed is not None:
-            raise HooklineError("omit shortformer_pos_embed: every layer uses the model's own positions")
+        if shortformer_pos_embed is not None and self.cfg.positional_embedding_type != "shortformer":
+            raise HooklineError("shortformer_pos_embed would have no effect: this model is not a shortformer")
         given: Any = input
         if start_at_layer is None and not isinstance(input, Tensor | None):
             given = self.to_tokens(input, prepend_bos, padding_side)
         elif prepend_bos:
             raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
-        is_tokens = start_at_layer is None and isinstance(given, Tensor)
-        if past_kv_cache is not None and not is_tokens:
-            raise HooklineError("past_kv_cache needs text or tokens, and a run from the first layer")
-        if is_tokens:
+        if start_at_layer is None and isinstance(given, Tensor):
             given, attention_mask, positions = untraced(self._masked)(given, attention_mask, padding_side)
             kwargs = positions | kwargs
+        elif past_kv_cache is not None and (start_at_layer is None or not past_kv_cache.frozen):
+            raise HooklineError(_NOT_FROZEN)
         kwargs |= {"start_at_layer": start_at_layer, "stop_at_layer": stop_at_layer, "tokens": tokens}
         kwargs |= {"return_type": "logits" if stop_at_layer is not None else return_type}
         kwargs |= {"attention_mask": attention_mask, "loss_per_token": loss_per_token}
-        if past_kv_cache is None:
+        with ExitStack() as contexts:
+            if past_kv_cache is not None:
+                kwargs |= contexts.enter_context(past_kv_cache.resumed(self.module.config, given, attention_mask))
+            if start_at_layer is not None:
+                kwargs = self._positions(attention_mask) | kwargs if past_kv_cache is None else kwargs
+                leave_out_hooks(self._points, start_at_layer)
+            if shortformer_pos_embed is not None:
+                rows = torch.arange(given.shape[1], device=given.device).expand(given.shape[:2])
+                kwargs = {"position_ids": rows} | kwargs  # as many rows of positions as are given
+                contexts.enter_context(Hooked.hooks(self, [("hook_pos_embed", lambda _: shortformer_pos_embed)]))
             found = HookedModel.__call__(self, given, **kwargs)
-        else:
-            mask = torch.ones_like(given) if attention_mask is None else attention_mask.to(given.device)
-            with past_kv_cache.resumed(self.module.config, mask) as resumed:
-                found = HookedModel.__call__(self, given, **(kwargs | resumed))
         return Output(*found) if kwargs["return_type"] == "both" else found
 
     def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:
@@ -200,11 +208,22 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         prepend_bos: bool | None = USE_DEFAULT_VALUE,
         padding_side: Side | None = USE_DEFAULT_VALUE,
         attention_mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, None, Tensor | None]:
-        """The stream at the input of layer 0, the tokens, None, and the mask, for `start_at_layer=0`."""
+        past_kv_cache: HookedTransformerKeyValueCache | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The stream, the tokens, the positions of a shortformer, and the mask, for `start_at_layer=0`."""
+        if past_kv_cache is not None and not past_kv_cache.frozen:
+            raise HooklineError(_NOT_FROZEN)
         given = input if isinstance(input, Tensor) else self.to_tokens(input, prepend_bos, padding_side)
         ids, mask, _ = self._masked(given, attention_mask, padding_side)
-        return self(ids, attention_mask=mask, stop_at_layer=0), ids, None, mask
+        if mask is None and (past_kv_cache is not None or getattr(self.tokenizer, "padding_side", None) == "left"):
+            mask = torch.ones_like(ids)
+        kept: list[Tensor] = []
+        positions = [("hook_pos_embed", kept.append)] if self.cfg.positional_embedding_type == "shortformer" else []
+        with Hooked.hooks(self, positions):
+            stream = self(ids, attention_mask=mask, stop_at_layer=0, past_kv_cache=past_kv_cache)
+        if past_kv_cache is not None and mask is not None:
+            mask = past_kv_cache.append_attention_mask(mask)
+        return stream, ids, kept[0] if kept else None, mask
 
     def _masked(
         self, ids: Tensor, mask: Tensor | None, side: Side | None
@@ -213,6 +232,13 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         if mask is None:
             ids, mask = self._inputs(ids, None, side)
         return ids, mask, self._positions(mask)
+
+    def _positions(self, mask: Tensor | None) -> dict[str, Tensor]:
+        """Position ids that count the tokens of the mask only, if one of them follows a masked one."""
+        takes = "position_ids" in parameters_of(self.module)[0]
+        if mask is None or not takes or bool((mask.cummin(1).values == mask).all()):
+            return {}
+        return {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
     def _inputs(
         self, input: str | Sequence[str] | Tensor, prepend_bos: bool | None, padding_side: Side | None, *,

@@ -16,6 +16,9 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.hooked import Hooked, HookList
 from hookline.engine.names import Filter
 from hookline.engine.points import Direction, HookHandle, HookPoint, is_chosen, remove_from_contexts
+from hookline.errors import warn
+from hookline.transformer.index import ModelPoints
+from hookline.transformer.resume import hooks_before
 
 CachingHooks = tuple[dict[str, Tensor], list[tuple[str, HookFunction]], list[tuple[str, HookFunction]]]
 
@@ -199,6 +202,16 @@ class LensHooks(HookIntrospectionMixin, Hooked):
     def cache_some(self, cache: dict[str, Tensor] | None, names: Filter, *args: Any, **kwargs: Any) -> None:
         """`add_caching_hooks` of some points, with its arguments after `names_filter`."""
         self.add_caching_hooks(names, *args, cache=cache, **kwargs)
+
+
+def leave_out_hooks(points: ModelPoints, layer: int) -> None:
+    """Let a run from this layer leave out the hooks before it, as in TransformerLens, with a warning."""
+    hooks = hooks_before(points, layer)
+    for hook in hooks:
+        hook.must_fire = False
+    if hooks:
+        names = ", ".join(dict.fromkeys(hook.point.name for hook in hooks))
+        warn(f"these hooks do not fire, because the run starts at layer {layer}: {names}")
 
 
 def _saver(cache: dict[str, Tensor], suffix: str, device: Any, remove_batch_dim: bool, where: Slice) -> HookFunction:

@@ -95,8 +95,13 @@ class HookedTransformerKeyValueCache:
         return whole
 
     @contextmanager
-    def resumed(self, config: Any, mask: Int[Tensor, "batch new"]) -> Iterator[dict[str, Any]]:
-        """The inputs of a run that continues from here; new keys and values are stored when it ends."""
+    def resumed(self, config: Any, new: Tensor, given: Tensor | None) -> Iterator[dict[str, Any]]:
+        """The inputs of a run that continues from here; new keys and values are stored when it ends.
+
+        `new` are tokens or a stream, and `given` is their mask, which may begin with the mask of earlier tokens.
+        """
+        shape = new.shape[:2]
+        mask = new.new_ones(shape, dtype=torch.int64) if given is None else given[:, -shape[1] :].to(new.device)
         rows = len(self.previous_attention_mask)
         if len(mask) != rows:
             raise HooklineError(f"this cache has batch size {rows}, but got {len(mask)} rows")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -19,6 +20,7 @@ from hookline.compat.transformer_lens.describe import NO_BOS, described, normali
 from hookline.compat.transformer_lens.published import load_published, published_name
 from hookline.compat.transformer_lens.refactoring import refactor
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
+from hookline.compat.transformer_lens.toys import fold_norms_of_mlps
 from hookline.compat.transformer_lens.weights import LensWeights
 from hookline.errors import HooklineError, warn
 from hookline.loading import load
@@ -215,9 +217,12 @@ class Pretrained(LensWeights):
         self.cfg.normalization_type = normalization(self.module, self._anatomy)
 
     def _do(self, name: str, swaps: Swaps) -> None:
-        if name != "refactor_factored_attn_matrices":
-            return super()._do(name, swaps)
-        return refactor(self, swaps)  # type: ignore[arg-type]
+        if name == "refactor_factored_attn_matrices":
+            return refactor(self, swaps)  # type: ignore[arg-type]
+        super()._do(name, swaps)
+        if name == "fold_ln":
+            fold_norms_of_mlps(self.module, swaps)
+        return None
 
     def _process(self, steps: dict[str, bool | None]) -> None:
         try:
@@ -244,8 +249,20 @@ class Pretrained(LensWeights):
         return self.module.save_pretrained(*args, **kwargs)  # type: ignore[operator]
 
     def load_and_process_state_dict(self, state_dict: Mapping[str, Tensor], **processing: bool) -> None:
-        """`load_state_dict`, then `process_weights_` with its options. Missing weights are unchanged."""
+        """`load_state_dict`, then `process_weights_` with its options. Missing weights are unchanged.
+
+        Weights of norms are folded into a model whose norms have none (`normalization_type="LNPre"`).
+        """
         self.restore_weights()
+        kind = self.cfg.normalization_type or ""
+        if kind.endswith("Pre") and "ln_final.w" in state_dict and processing.get("fold_ln", True):
+            from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+
+            other = {"normalization_type": kind.removesuffix("Pre"), "tokenizer_name": None, "seed": None}
+            unfolded = HookedTransformer(replace(self.cfg, **other))  # type: ignore[arg-type]
+            unfolded.load_and_process_state_dict(state_dict, **processing)
+            self.load_state_dict(unfolded.state_dict())
+            return
         unexpected = self.load_state_dict(state_dict, strict=False).unexpected_keys
         if unexpected:
             raise HooklineError(f"unexpected weights for this model: {unexpected}")

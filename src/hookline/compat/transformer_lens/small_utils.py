@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.lens_errors import LensValueError
+from hookline.engine.delegate import Delegate
 
 __all__ = [
     "ModelWithCfg",
@@ -166,8 +167,14 @@ def _uniform(param: Tensor, deviation: float) -> Tensor:
 
 
 def move_to_and_update_config(model: Any, device_or_dtype: Any, print_details: bool = True) -> Any:
-    """Move a model, or change its dtype; `model.cfg` follows."""
-    return model.to(device_or_dtype, print_details)
+    """Move a model, or change its dtype; `model.cfg` follows. The `to` of a class of one's own may call it."""
+    if isinstance(model, Delegate):
+        return model.to(device_or_dtype, print_details)
+    if not isinstance(device_or_dtype, torch.dtype):
+        model.cfg.device = str(device_or_dtype)
+    elif hasattr(model.cfg, "dtype"):
+        model.cfg.dtype = device_or_dtype
+    return nn.Module.to(model, device_or_dtype)
 
 
 def warn_if_mps(device: Any) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from hookline.compat.transformer_lens.absent import refusing
 from hookline.compat.transformer_lens.aliases import IRREGULAR
 from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
+from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix
 from hookline.compat.transformer_lens.lens_errors import LensValueError, check
 from hookline.compat.transformer_lens.pretrained import get_device as get_device
 from hookline.compat.transformer_lens.slices import Slice as Slice
@@ -34,7 +35,6 @@ from hookline.compat.transformer_lens.tokens import (
 from hookline.compat.transformer_lens.tokens import get_tokens_with_bos_removed as get_tokens_with_bos_removed
 from hookline.errors import HooklineError
 from hookline.text.loss import lm_loss
-from hookline.weights.factored import FactoredMatrix
 
 if TYPE_CHECKING:
     from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens import entries
+from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix
 from hookline.compat.transformer_lens.module_methods import LensModule
 from hookline.compat.transformer_lens.moving import LensMoves
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
@@ -19,6 +20,8 @@ from hookline.weights.matrices import Weights
 
 class LensMatrices(Weights):
     """The weights of a HookedTransformer, with one key and value matrix per head even if heads share them."""
+
+    _matrix = FactoredMatrix
 
     def __init__(self, model: Any) -> None:
         super().__init__(model._points)

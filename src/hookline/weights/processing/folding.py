@@ -39,10 +39,15 @@ def fold_norms(points: ModelPoints, swaps: Swaps, run: Callable[[], Any]) -> Non
             if reader in experts and not isinstance(reader, nn.Linear):
                 _fold_into_experts(points.root, reader, norm, swaps)
             else:
-                _fold_into_linear(points.root, reader, norm, swaps)
-        for name, value in (("weight", 1.0 - norm.offset), ("bias", 0.0)):
-            if (own := module._parameters.get(name)) is not None:
-                swaps.put(module, name, torch.full_like(own, value))
+                fold_into_linear(points.root, reader, norm, swaps)
+        make_neutral(norm, swaps)
+
+
+def make_neutral(norm: Norm, swaps: Swaps) -> None:
+    """Set the weight and bias of a norm so that they have no effect."""
+    for name, value in (("weight", 1.0 - norm.offset), ("bias", 0.0)):
+        if (own := norm.module._parameters.get(name)) is not None:
+            swaps.put(norm.module, name, torch.full_like(own, value))
 
 
 def _norms(points: ModelPoints) -> Iterator[tuple[nn.Module, Norm]]:
@@ -78,7 +83,8 @@ def check_called(root: nn.Module, within: nn.Module, called: frozenset[nn.Module
             raise HooklineError(f"{path_of(root, module)} was not called on the example, so its input is not known")
 
 
-def _fold_into_linear(root: nn.Module, reader: nn.Module, norm: Norm, swaps: Swaps) -> None:
+def fold_into_linear(root: nn.Module, reader: nn.Module, norm: Norm, swaps: Swaps) -> None:
+    """Multiply the weight of a norm into a linear module that reads it, and add its bias there."""
     try:
         matrix, bias = linear(reader)
     except HooklineError as error:

@@ -9,11 +9,13 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
+from hookline.compat.transformer_lens.lens_errors import LensValueError, check
 from hookline.compat.transformer_lens.slices import Slice
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Points
 from hookline.errors import HooklineError
 from hookline.residual import ModelCache
+from hookline.residual.components import total
 from hookline.text.token_positions import Meaning
 
 AnySlice: TypeAlias = Any
@@ -26,7 +28,6 @@ _ARGUMENTS = {
     "accumulated_resid": "layer incl_mid apply_ln pos_slice mlp_input return_labels",
     "decompose_resid": "layer mlp_input mode apply_ln pos_slice incl_embeds return_labels",
     "stack_head_results": "layer return_labels incl_remainder pos_slice apply_ln",
-    "stack_neuron_results": ("layer pos_slice neuron_slice return_labels incl_remainder apply_ln project_output_onto"),
     "get_full_resid_decomposition": (
         "layer mlp_input expand_neurons apply_ln pos_slice return_labels project_output_onto"
     ),
@@ -70,6 +71,8 @@ class ActivationCache(ModelCache):
 
     def remove_batch_dim(self) -> Self:
         """Remove the batch axis in place; the batch must have one row."""
+        rows = self._row_count() if self.has_batch_dim and self else 1
+        check(rows == 1, f"remove_batch_dim needs a batch of one row, but this cache has {rows}")
         return self._become(super().remove_batch_dim())
 
     def _become(self, other: Self) -> Self:
@@ -80,6 +83,12 @@ class ActivationCache(ModelCache):
     def toggle_autodiff(self, mode: bool = False) -> None:
         """Enable or disable gradients for all of torch in this thread."""
         torch.set_grad_enabled(mode)
+
+    def _embeddings(self) -> dict[str, Tensor]:
+        parts = super()._embeddings()
+        if self._model.anatomy.main.pos_embed is None and "pos_embed" in parts:  # a shortformer's, not in the stream
+            parts = {"embed": parts["embed"]}
+        return parts
 
     def _at(self, x: Tensor, where: Any, name: str | None = None) -> Tensor:
         """The cache at columns of the batch, or at named positions. An index removes the axis."""
@@ -101,14 +110,55 @@ class ActivationCache(ModelCache):
         self, layer: int, neuron_slice: AnySlice = None, pos_slice: AnySlice = None,
         project_output_onto: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """The outputs of the neurons of a layer; an index removes the axis of neurons."""
-        neurons = Slice.of(neuron_slice)
-        found = super().get_neuron_results(layer, neurons.index, pos_slice)
+        """The output of each neuron of a layer, or its product with a vector or matrix; an index removes the axis."""
+        neurons, onto = Slice.of(neuron_slice), project_output_onto
+        if onto is None:
+            found = super().get_neuron_results(layer, neurons.index, pos_slice)
+        else:
+            found = self._projected(layer, neurons.index, pos_slice, onto if onto.ndim == 2 else onto[:, None])
         found = found[..., 0, :] if neurons.mode == "int" else found
-        return found if project_output_onto is None else found @ project_output_onto
+        return found.squeeze(-1) if onto is not None and onto.ndim == 1 else found
+
+    def _projected(self, layer: int, chosen: Any, where: AnySlice, onto: Tensor) -> Tensor:
+        """The products of neurons' outputs with a matrix, without the outputs themselves, [..., neuron, d_model]."""
+        super().get_neuron_results(layer, [], where)  # raises if there are none
+        layer %= self.n_layers
+        if self._norm_after(layer, "mlp") is not None:
+            return super().get_neuron_results(layer, chosen, where) @ onto
+        post, (matrix, _) = self._at(self._of(layer, "mlp.hook_post"), where), self._map(layer, "mlp")
+        ids, factor = self._neuron_ids(layer, chosen), self._model.anatomy.main.architecture.residual_factor
+        return post[..., ids, None] * (matrix[ids].to(post) @ onto.to(post) * factor)
+
+    def stack_neuron_results(
+        self, layer: int = -1, pos_slice: AnySlice = None, neuron_slice: AnySlice = None, return_labels: bool = False,
+        incl_remainder: bool = False, apply_ln: bool = False, project_output_onto: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        """The contribution of each neuron before `layer`, or its product with a vector or matrix."""
+        chosen, onto = Slice.of(neuron_slice).index, project_output_onto
+        if onto is None:
+            options: dict[str, Any] = {"pos_slice": pos_slice, "neuron_slice": chosen, "return_labels": return_labels}
+            return super().stack_neuron_results(layer, incl_remainder=incl_remainder, apply_ln=apply_ln, **options)
+        last, matrix = self._summed_upto(layer), onto if onto.ndim == 2 else onto[:, None]
+        norm = self._norm(self._norm_before(last, False)[1]) if apply_ln else None
+        if norm is not None and norm.subtracts_mean:  # from the outputs, or just as well from what multiplies them
+            matrix = matrix - matrix.mean(0)
+        parts: dict[str, Tensor] = {}
+        for each in (each for each in range(last) if self._has(each, "hook_mlp_out")):
+            found = self._projected(each, chosen, pos_slice, matrix).unbind(-2)
+            parts |= {f"L{each}N{n}": x for n, x in zip(self._neuron_ids(each, chosen), found, strict=True)}
+        if incl_remainder:
+            parts["remainder"] = self._at(self._stream(last), pos_slice) @ matrix - total([*parts.values()])
+        stack, labels = self._given(parts, last, apply_ln=False, mlp_input=False, where=pos_slice, labels=True)
+        stack = stack / self._scale(last, False, pos_slice, None, self.has_batch_dim) if apply_ln else stack
+        stack = stack if onto.ndim == 2 else stack.squeeze(-1)
+        return (stack, labels) if return_labels else stack
 
     def _prepared(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options with slices as `ModelCache` takes them, and the rows of the stack that `batch_slice` takes."""
+        answers = [options.get(name) for name in ("tokens", "incorrect_tokens")]
+        shapes = [list(each.shape) for each in answers if isinstance(each, Tensor)]
+        if len(shapes) == 2 and shapes[0] != shapes[1]:
+            raise LensValueError(f"tokens has the shape {shapes[0]}, but incorrect_tokens {shapes[1]}")
         slices = {name: Slice.of(options[name]) for name in ("neuron_slice", "batch_slice") if name in options}
         options |= {name: each.index for name, each in slices.items()}
         if options.get("batch_slice") is None or not options.pop("has_batch_dim", True) or not self.has_batch_dim:

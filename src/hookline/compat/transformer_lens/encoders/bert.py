@@ -12,9 +12,22 @@ from torch import Tensor, nn
 from hookline.compat.transformer_lens.encoders.lens_encoder import LensEncoder
 from hookline.compat.transformer_lens.lens_errors import LensValueError
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
+from hookline.engine.delegate import Delegate
 from hookline.errors import HooklineError
 
 Tokens = Int[Tensor, "batch pos"]
+
+
+class BertPart(Delegate):
+    """A module of BERT, with the weights and modules inside it by TransformerLens's names."""
+
+    def __init__(self, module: nn.Module, **named: Any) -> None:
+        super().__init__(module)
+        vars(self)["_named"] = named
+
+    def __getattr__(self, name: str) -> Any:
+        named = vars(self).get("_named", {})
+        return named[name] if name in named else super().__getattr__(name)
 
 
 class HookedEncoder(LensEncoder):
@@ -71,6 +84,14 @@ class HookedEncoder(LensEncoder):
         parts |= {"unembed": head.predictions.decoder, "nsp_head": getattr(head, "seq_relationship", None)}
         if parts[name] is None:
             raise AttributeError(f"{type(self.module).__name__} has no {name}: load BertForPreTraining")
+        if name == "unembed":
+            return BertPart(parts[name], W_U=self.W_U, b_U=self.b_U)
+        if name == "embed":
+            own = parts[name]
+            types = BertPart(own.token_type_embeddings, W_token_type=own.token_type_embeddings.weight)
+            inside: dict[str, Any] = {"token_type_embed": types, "ln": own.LayerNorm}
+            inside |= {"embed": BertPart(own.word_embeddings, W_E=self.W_E)}
+            return BertPart(own, pos_embed=BertPart(own.position_embeddings, W_pos=self.W_pos), **inside)
         return parts[name]
 
     def to_tokens(  # type: ignore[override]

@@ -11,6 +11,7 @@ from hookline.compat.transformer_lens.aliases import get_official_model_name
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.describe import described
 from hookline.compat.transformer_lens.encoders.encoder_points import LensEncoderPoints
+from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix
 from hookline.compat.transformer_lens.flags import LensFlags
 from hookline.compat.transformer_lens.hooks import LensHooks
 from hookline.compat.transformer_lens.lens_errors import check
@@ -24,6 +25,13 @@ from hookline.model import HookedModel
 from hookline.text.forward_pass import begin_pass
 from hookline.transformer.find_anatomy import find_anatomy, unknown_anatomy
 from hookline.transformer.hub import as_hookline_error
+from hookline.weights.matrices import Weights
+
+
+class EncoderWeights(Weights):
+    """The weights of an encoder."""
+
+    _matrix = FactoredMatrix
 
 
 class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
@@ -52,6 +60,11 @@ class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
         self._points.permanent.raises_own = True
         vars(self)["cfg"] = described(module, anatomy, **known) if cfg is None else cfg
         self.cfg.device = self._device
+
+    @property
+    def weights(self) -> EncoderWeights:
+        """The weights, stacked over layers; their names are also attributes of the model."""
+        return EncoderWeights(self._points)
 
     @staticmethod
     def _new(cfg: HookedTransformerConfig) -> nn.Module:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.encoders.lens_encoder import LensEncoder
+from hookline.compat.transformer_lens.encoders.lens_encoder import EncoderWeights, LensEncoder
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.engine.permanent import PermanentHooks
 from hookline.errors import HooklineError
@@ -143,7 +143,7 @@ class _OneStack(ModelPoints):
         return self._kept
 
 
-class T5Weights(Weights):
+class T5Weights(EncoderWeights):
     """The weights of both stacks."""
 
     def _stacked(self, name: str) -> Tensor:
