@@ -112,7 +112,8 @@ def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
     positions: Any = anatomy.main.pos_embed
     positions = getattr(model.module, "qk_pos_embed", None) if positions is None else positions
     if isinstance(matrix := getattr(positions, "weight", None), Tensor):
-        yield "pos_embed.W_pos", Entry(matrix[getattr(positions, "offset", 0) :], matrix)
+        offset = getattr(positions, "offset", 0)
+        yield "pos_embed.W_pos", Entry(matrix[offset:] if offset else matrix, matrix)
 
 
 def _after_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.entries import find_entry
+from hookline.compat.transformer_lens.weight_views import weight_view
 from hookline.engine.delegate import Delegate
 from hookline.errors import HooklineError
 from hookline.transformer.norms import norm_of
@@ -60,7 +61,7 @@ class Part(Delegate):
         if entry.parameter is None:
             return read_only(entry.value, f"this model has no {self._path}.{name.lstrip('_')}, so this is all zeros")
         if entry.is_view:
-            return entry.own
+            return weight_view(entry.own, entry.parameter, f"{self._path}.{name}")
         return read_only(entry.value, f"the model has it in another form; assign it instead: {self._short}.{name} = …")
 
     def __setattr__(self, name: str, value: Any) -> None:
