@@ -102,7 +102,8 @@ def doctor(
 
     with _errors_in_one_line():
         loaded = load(model)
-        typer.echo(f"verifying {len(loaded.hook_dict)} points of {model}, with a run for each …", err=True)
+        what = f"comparing devices with the CPU, then verifying the {len(loaded.hook_dict)} points of {model}"
+        typer.echo(f"{what} …", err=True)
         with _few_threads(loaded):
             found = diagnose(loaded)
     typer.echo(json.dumps(found.to_json(), indent=1) if as_json else found)

@@ -108,12 +108,16 @@ def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
     own, inside = anatomy.main.embed.weight, getattr(anatomy.main.embed, "embed_scale", 1.0)
     yield "embed.W_E", Entry(own, own, float(inside) * anatomy.main.architecture.embedding_factor)
     yield from _of_norm("embed.ln", getattr(anatomy.main.embed, "ln", None) or anatomy.main.embed_norm)
-    # Positions that a shortformer adds to queries and keys are learned positions too.
-    positions: Any = anatomy.main.pos_embed
-    positions = getattr(model.module, "qk_pos_embed", None) if positions is None else positions
+    positions: Any = positions_of(model)
     if isinstance(matrix := getattr(positions, "weight", None), Tensor):
         offset = getattr(positions, "offset", 0)
         yield "pos_embed.W_pos", Entry(matrix[offset:] if offset else matrix, matrix)
+
+
+def positions_of(model: HookedTransformer) -> nn.Module | None:
+    """The module of learned positions; a shortformer's, which adds them to queries and keys, too."""
+    own = model._anatomy.main.pos_embed
+    return getattr(model.module, "qk_pos_embed", None) if own is None else own
 
 
 def _after_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:

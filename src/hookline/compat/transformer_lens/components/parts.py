@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.entries import find_entry
+from hookline.compat.transformer_lens.entries import find_entry, positions_of
 from hookline.compat.transformer_lens.weight_views import weight_view
 from hookline.engine.delegate import Delegate
 from hookline.errors import HooklineError
@@ -123,7 +123,7 @@ class Embed(Part):
 
 
 class PosEmbed(Part):
-    """The position embedding, if it is added to the stream."""
+    """The learned position embedding."""
 
     def forward(
         self, tokens: Int[Tensor, "batch pos"], past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
@@ -305,7 +305,7 @@ def parts_of(model: HookedTransformer) -> dict[str, Any]:
     anatomy = model._anatomy
     modules: dict[str, tuple[type[Part], nn.Module | None]] = {
         "embed": (Embed, anatomy.main.embed),
-        "pos_embed": (PosEmbed, anatomy.main.pos_embed),
+        "pos_embed": (PosEmbed, positions_of(model)),
         "ln_final": (_kind_of(model.cfg, "ln_final"), anatomy.main.ln_final),
         "unembed": (Unembed, anatomy.unembed),
     }
