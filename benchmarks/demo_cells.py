@@ -5,7 +5,7 @@
 DEMO is a notebook, or a script with `# %%` cells. Run without `-m hookline.compat.transformer_lens` in an environment
 that has TransformerLens, the same program says what passes there. FOLDER is a cache of the hub with random models, as
 `stack_hub.py` and `transformerlens_suite.py` make it. For each demo the table says how many cells pass, how many need a
-download (of weights, data, or through the shell; or a variable of such a cell), and how many fail. Three things are
+download (of weights, data or packages; or a variable of such a cell), and how many fail. Three things are
 changed: `%pip` and `!pip` lines do nothing, figures are made but not shown in a browser, and without a GPU "cuda" in
 the code is "cpu". `--replace OLD=NEW` changes the text of cells, for instance a number of training steps. It needs
 IPython, and what the demos import (circuitsvis, plotly, nbformat).
@@ -128,6 +128,8 @@ def judge(error: BaseException | None, missing: dict[str, str]) -> tuple[str, st
         error = error.__cause__ or error.__context__
     kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
     offline = "offline mode" in reason or "connect to" in reason
+    if isinstance(chain[0], ModuleNotFoundError) and not (chain[0].name or "").startswith("transformer_lens"):
+        return "download", f"the package {chain[0].name} is not installed"
     return ("download" if kinds & NO_NETWORK or offline else "fail"), reason
 
 

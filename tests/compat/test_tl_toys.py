@@ -375,3 +375,15 @@ def test_variants_of_a_shortformer_with_other_positions() -> None:
 
     expected = model.run_with_hooks(TOKENS[:1], fwd_hooks=[*hooks, ("blocks.1.hook_resid_pre", patch)])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_states_have_the_buffers_that_transformer_lens_requires() -> None:
+    state = toy().state_dict()
+    assert {name for name in state if name.endswith(("mask", "IGNORE"))} == {
+        f"blocks.{layer}.attn.{name}" for layer in (0, 1) for name in ("mask", "IGNORE")
+    }
+    assert state["blocks.0.attn.mask"].shape == (0, 0)
+    model = toy(seed=5)
+    state["blocks.0.attn.IGNORE"] = torch.full_like(state["blocks.0.attn.IGNORE"], -1e10)
+    model.load_state_dict(state)
+    assert torch.equal(model(TOKENS), toy()(TOKENS))
