@@ -353,7 +353,11 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         return logits[torch.arange(len(logits), device=logits.device), last_columns(mask, logits)]
 
     def verify(  # type: ignore[override]
-        self, input: str | Tensor | Mapping[str, Any] | None = None, *, images: Images | None = None
+        self,
+        input: str | Tensor | Mapping[str, Any] | None = None,
+        *,
+        images: Images | None = None,
+        progress: bool = True,
     ) -> Report:
         """Verify every point of this model: a table of what is verified, what is not available, and what fails.
 
@@ -364,13 +368,13 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         if is_tokens and input is None:
             example = self.example_inputs()
             if example is not None:
-                return verify_model(self, dict(example))
+                return verify_model(self, dict(example), progress=progress)
             if getattr(self.module, "main_input_name", None) == "pixel_values" and not self.cfg.d_vocab:
                 raise HooklineError("this model takes images and no text: verify(images=[…])")
         inputs = self._one_input(self.example_tokens() if is_tokens and input is None else input, images)
         if is_tokens and self._anatomy.is_encoder_decoder:
             inputs["decoder_input_ids"] = self.example_tokens().flip(1)[: len(inputs["input_ids"])]
-        return verify_model(self, inputs)
+        return verify_model(self, inputs, progress=progress)
 
     def __repr__(self) -> str:
         cfg = self.cfg

@@ -64,6 +64,14 @@ def test_it_refuses_if_another_transformer_lens_is_loaded(tmp_path: Path) -> Non
     ok(INSTALL + CHECKS, path=(tmp_path, SRC))  # installed on disk only, it is hidden
 
 
+def test_names_that_other_packages_no_longer_have() -> None:
+    ok(
+        INSTALL + "from huggingface_hub.constants import HF_HUB_ENABLE_HF_TRANSFER\n"
+        "from transformers.models.gpt2.tokenization_gpt2_fast import GPT2TokenizerFast as moved\n"
+        "from transformers import GPT2TokenizerFast\nassert moved is GPT2TokenizerFast"
+    )
+
+
 def test_a_module_that_we_do_not_have_is_not_found() -> None:
     done = run(sys.executable, "-c", INSTALL + "import transformer_lens.lit")
     assert "ModuleNotFoundError" in done.stderr

@@ -272,11 +272,6 @@ def test_names_of_models_in_transformer_lens_own_format(name, official) -> None:
     assert published_name(name) == official
 
 
-def test_older_models_in_that_format_are_refused() -> None:
-    with pytest.raises(HooklineError, match="older format"):
-        published_name("solu-2l-pile")
-
-
 @pytest.mark.parametrize("kind", ["standard", "shortformer"])
 def test_a_model_in_transformer_lens_own_format(kind, monkeypatch, tmp_path) -> None:
     source = toy(act_fn="solu_ln", positional_embedding_type=kind)

@@ -344,3 +344,46 @@ def test_names_that_are_left_out_say_what_is_there(module, name, instead) -> Non
         exec(f"from hookline.compat.transformer_lens{module} import {name}")
     with pytest.raises(ImportError, match="cannot import name"):
         exec(f"from hookline.compat.transformer_lens{module} import nothing_like_that")
+
+
+def test_positions_of_a_shortformer() -> None:
+    model = toy(positional_embedding_type="shortformer", attn_only=True)
+    logits, cache = model.run_with_cache(TOKENS)
+    assert torch.equal(cache["pos_embed"], model.W_pos[: TOKENS.shape[1]].expand(len(TOKENS), -1, -1))
+    assert torch.equal(model.pos_embed(TOKENS), cache["pos_embed"])
+    queries = cache["normalized", 0, "ln1"] * model.blocks[0].ln1.w + model.blocks[0].ln1.b + cache["pos_embed"]
+    expected = torch.einsum("bpd,hde->bphe", queries, model.W_Q[0]) + model.b_Q[0]
+    torch.testing.assert_close(cache["q", 0], expected)
+    parts, labels = cache.decompose_resid(return_labels=True)
+    assert "pos_embed" not in labels, "it is not in the stream"
+    torch.testing.assert_close(parts.sum(0), cache["resid_post", -1])
+    zeroed = model.run_with_hooks(TOKENS, fwd_hooks=[("hook_pos_embed", lambda x, hook: torch.zeros_like(x))])
+    assert not torch.allclose(zeroed, logits)
+    model.W_pos.data.zero_()
+    torch.testing.assert_close(model(TOKENS), zeroed)
+
+
+def test_variants_of_a_shortformer_with_other_positions() -> None:
+    model = toy(positional_embedding_type="shortformer")
+    hooks = [("hook_pos_embed", lambda x: 2 * x)]
+    base = model.baseline(TOKENS[:1], fwd_hooks=hooks)
+    change = base.change("blocks.1.hook_resid_pre", torch.ones(32), pos=4)
+    ((_, found),) = base.rerun([[change]])
+
+    def patch(x: torch.Tensor) -> torch.Tensor:
+        return x.index_fill(1, torch.tensor(4), 1.0)
+
+    expected = model.run_with_hooks(TOKENS[:1], fwd_hooks=[*hooks, ("blocks.1.hook_resid_pre", patch)])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_states_have_the_buffers_that_transformer_lens_requires() -> None:
+    state = toy().state_dict()
+    assert {name for name in state if name.endswith(("mask", "IGNORE"))} == {
+        f"blocks.{layer}.attn.{name}" for layer in (0, 1) for name in ("mask", "IGNORE")
+    }
+    assert state["blocks.0.attn.mask"].shape == (0, 0)
+    model = toy(seed=5)
+    state["blocks.0.attn.IGNORE"] = torch.full_like(state["blocks.0.attn.IGNORE"], -1e10)
+    model.load_state_dict(state)
+    assert torch.equal(model(TOKENS), toy()(TOKENS))

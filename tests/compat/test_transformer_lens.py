@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 import hookline
 from hookline.compat import transformer_lens
 from hookline.compat.transformer_lens import HookedTransformer, HookedTransformerKeyValueCache
-from hookline.compat.transformer_lens.aliases import checkpoint_revision, get_official_model_name
+from hookline.compat.transformer_lens.aliases import get_official_model_name
 from hookline.compat.transformer_lens.model_bridge import TransformerBridge
 from hookline.errors import HooklineError, HooklineWarning
 
@@ -229,17 +229,6 @@ def test_short_names() -> None:
     assert get_official_model_name("tiny-stories-1M") == "roneneldan/TinyStories-1M"
     assert get_official_model_name("some/model") == "some/model"
     assert get_official_model_name("gelu-2l") == "NeelNanda/GELU_2L512W_C4_Code"
-
-
-def test_checkpoints() -> None:
-    assert checkpoint_revision("EleutherAI/pythia-70m", 1000, None) == "step1000"
-    assert checkpoint_revision("EleutherAI/pythia-70m", None, -1) == "step143000"
-    assert checkpoint_revision("stanford-crfm/x", 400, None) == "checkpoint-400"
-    for name, value, index in (("EleutherAI/pythia-70m", 1001, None), ("EleutherAI/pythia-70m", None, 999)):
-        with pytest.raises(HooklineError, match="checkpoints"):
-            checkpoint_revision(name, value, index)
-    with pytest.raises(HooklineError, match="revision"):
-        checkpoint_revision("gpt2", None, 3)
 
 
 # Running

@@ -14,6 +14,7 @@ from hookline.doctor import Diagnosis, diagnose
 from hookline.doctor.device_numbers import DeviceNumbers, activations, device_numbers, errors_by_family
 from hookline.doctor.diagnosis import model_facts
 from hookline.doctor.environment import compiling, package_versions
+from hookline.transformer.verify import report
 
 FAMILY = "blocks.*.attn.hook_q"
 
@@ -94,3 +95,25 @@ def test_the_command(tmp_path) -> None:
     assert run.exit_code == 0
     assert json.loads(run.stdout)["problems"] == []
     assert CliRunner().invoke(app, ["doctor", str(tmp_path / "no_such")]).exit_code == 3
+
+
+def test_progress_is_shown(monkeypatch) -> None:
+    shown = []
+
+    class Bar(report.tqdm):
+        def __init__(self, **options) -> None:
+            shown.append(options | {"updates": 0})
+            super().__init__(**options | {"disable": True})
+
+        def update(self, n: float = 1) -> None:
+            shown[-1]["updates"] += n
+
+    monkeypatch.setattr(report, "tqdm", Bar)
+    model = hookline.load("tinyworld")
+    model.verify()
+    model.verify(progress=False)
+    first, second = shown
+    assert first["desc"] == f"verifying {len(model.hook_dict)} points"
+    assert first["disable"] is False
+    assert second["disable"] is True
+    assert 0.7 * first["total"] < first["updates"] <= first["total"], "the total is about right"

@@ -82,13 +82,37 @@ def test_a_notebook_keeps_everything_else(tmp_path) -> None:
     expected = raw.replace("import transformer_lens.utils as", f"import {COMPAT}.utils as").replace(
         "time\\nimport transformer_lens", f"time\\nimport {COMPAT} as transformer_lens"
     )
+    expected = expected.replace("pip install transformer_lens", "pip install hookline")
     assert changed(path, raw) == expected
     path.write_text(raw)
     report = only(path)
     assert path.read_text() == raw
-    assert [(change.place.cell, change.place.line) for change in report.changes] == [(2, 6), (3, 2)]
+    assert [(change.place.cell, change.place.line) for change in report.changes] == [(2, 2), (2, 6), (3, 2)]
     left = [each for each in report.differences if "not changed" in each.text]
-    assert [each.places for each in left] == [((2, 2),), ((4, 2),)]
+    assert [each.places for each in left] == [((4, 2),)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%pip install transformer_lens", "%pip install hookline"),
+        (
+            "if IN_COLAB:\n    %pip install -q transformer-lens==2.15 torch",
+            "if IN_COLAB:\n    %pip install -q hookline torch",
+        ),
+        ("!pip install git+https://github.com/TransformerLensOrg/TransformerLens.git@dev", "!pip install hookline"),
+        ("!pip3 install git+https://github.com/x/TransformerLens # old", "!pip3 install hookline # old"),
+        ("! python -m pip install -U 'transformer_lens[dev]>=2,<3'", "! python -m pip install -U hookline"),
+        ("%pip install torch \\\n  mi-crow \\\n  numpy", "%pip install torch \\\n  hookline \\\n  numpy"),
+        ("%pip install neel-plotly # for transformer_lens", None),
+        ("%pip install git+https://github.com/TransformerLensOrg/neel-plotly.git transformer_lens_extras", None),
+        ("!echo transformer_lens", None),
+        ("# %pip install transformer_lens", None),
+    ],
+)
+def test_what_a_notebook_installs(tmp_path, old, new) -> None:
+    found = changed(tmp_path / "a.ipynb", notebook(old.splitlines(keepends=True)))
+    assert "".join(json.loads(found)["cells"][0]["source"]) == (new or old)
 
 
 def test_a_line_may_be_split_in_the_file(tmp_path) -> None:

@@ -127,7 +127,8 @@ def doctor(model: ModelName = "tinyworld", as_json: Json = False) -> Answer:
     from hookline.loading import load
 
     loaded = load(model)
-    print(f"verifying {len(loaded.hook_dict)} points of {model}, with a run for each …", file=sys.stderr)
+    what = f"comparing devices with the CPU, then verifying the {len(loaded.hook_dict)} points of {model}"
+    print(f"{what} …", file=sys.stderr)
     with _few_threads(loaded):
         found = diagnose(loaded)
     return Answer(as_json, found.to_json(), found, is_good=not found.problems())

@@ -24,7 +24,7 @@ from hookline.migrate.import_changes import (
     parsed,
     spliced,
 )
-from hookline.migrate.notebook_cells import CodeCell, code_cells, without_magics
+from hookline.migrate.notebook_cells import CodeCell, code_cells, requirement_changes, without_magics
 
 SUFFIXES = (".py", ".ipynb")
 
@@ -41,7 +41,7 @@ class FileLine(NamedTuple):
 
 @dataclass(frozen=True)
 class ImportChange:
-    """A line with an import that changes."""
+    """A line with an import, or an installation in a notebook, that changes."""
 
     place: FileLine
     old: str
@@ -169,7 +169,8 @@ def _notebook(report: FileReport, raw: str) -> tuple[FileReport, str]:
     for cell in code_cells(raw.removeprefix("\ufeff").rjust(len(raw))):
         lines = SourceLines(cell.text)
         if (tree := _tree(cell)) is not None:
-            codes.append(_Code(cell, lines, tree, [*import_insertions(tree, lines)]))
+            changes = [*import_insertions(tree, lines), *requirement_changes(cell.text)]
+            codes.append(_Code(cell, lines, tree, changes))
         left += _unchanged(cell, lines, tree)
     tokens = [token for code in codes if code.cell for token in code.cell.new_tokens(raw, code.insertions)]
     return _reported(report, codes, left), spliced(raw, tokens)
@@ -191,7 +192,8 @@ def _tree(cell: CodeCell) -> ast.Module | None:
 
 def _unchanged(cell: CodeCell, lines: SourceLines, tree: ast.Module | None) -> Iterator[BehaviorChange]:
     """Lines that name a library but are not Python: magics, shell commands, cells of another language."""
-    for number in range(1, len(lines.starts) + 1):
+    changed = set() if tree is None else {lines.line_at(each.at) for each in requirement_changes(cell.text)}
+    for number in sorted({*range(1, len(lines.starts) + 1)} - changed):
         line = lines.line(number)
         if _names_library(line) and (tree is None or line.lstrip().startswith(("%", "!"))):
             yield BehaviorChange(line.strip(), "not Python, and not changed", (FileLine(cell.number, number),))
@@ -207,9 +209,11 @@ def _reported(report: FileReport, codes: list[_Code], left: list[BehaviorChange]
     changes = []
     found: dict[tuple[str, str], list[FileLine]] = {}
     for code in codes:
-        for number in sorted({code.lines.line_at(at) for at, _ in code.insertions}):
+        for number in sorted({code.lines.line_at(each.at) for each in code.insertions}):
             start = code.lines.starts[number - 1]
-            own = [Insertion(at - start, new) for at, new in code.insertions if code.lines.line_at(at) == number]
+            own = [
+                each._replace(at=each.at - start) for each in code.insertions if code.lines.line_at(each.at) == number
+            ]
             old = code.lines.line(number)
             changes.append(ImportChange(code.place(number), old, inserted(old, own)))
         for finding in uses.findings(code.tree):

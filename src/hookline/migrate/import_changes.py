@@ -1,4 +1,4 @@
-"""The imports of a source text that change, as the characters to insert; nothing is ever removed."""
+"""The imports of a source text that change, as the characters to insert."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ PREFIX = "hookline.compat."
 
 
 class Insertion(NamedTuple):
-    """Characters to insert at an offset."""
+    """Characters to insert at an offset, in the place of so many others."""
 
     at: int
     text: str
+    removed: int = 0
 
 
 class SourceLines:
@@ -78,7 +79,7 @@ def import_insertions(tree: ast.Module, lines: SourceLines) -> Iterator[Insertio
 
 def inserted(text: str, insertions: list[Insertion]) -> str:
     """Return the text with all insertions made."""
-    return spliced(text, [((at, at), new) for at, new in insertions])
+    return spliced(text, [((at, at + removed), new) for at, new, removed in insertions])
 
 
 def spliced(text: str, parts: list[tuple[tuple[int, int], str]]) -> str:

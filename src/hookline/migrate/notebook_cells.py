@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]  # (not in the stubs)
 from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Any
 
-from hookline.migrate.import_changes import Insertion, inserted
+from hookline.migrate.import_changes import LIBRARIES, Insertion, SourceLines, inserted
 
 PYTHON_CELL_MAGICS = ("time", "timeit", "capture", "prun", "memit", "python", "python3", "debug")
 _LINE_MAGIC = re.compile(r"^(\s*)(?:[%!?].*|[\w.*]+\?{1,2}\s*)$")
 _ASSIGNED_MAGIC = re.compile(r"^(\s*[\w.,\[\]() ]+=\s*)[%!].*$")
+_PIP = re.compile(r"\s*[%!]\s*(?:uv\s+|[\w./{}-]*python[\w.]*\s+-m\s+)?pip3?\s+install\s")
+_NAMES = "|".join(library.replace("_", "[-_]?") for library in LIBRARIES)
+_REQUIREMENT = re.compile(
+    rf"""(["']?)(?:(?:{_NAMES})(?:\[[\w,-]*\])?(?:[=<>~!][^"']*)?|(?:git\+)?\w+://[^"']+/(?:{_NAMES})(?:\.git)?(?:[@#][^"']*)?)\1""",
+    re.I,
+)
 
 
 class PlacedString(str):
@@ -43,7 +50,7 @@ class CodeCell:
         found, begin = [], 0
         for index, part in enumerate(self.parts):
             end = begin + len(part) + (index == len(self.parts) - 1)
-            own = [Insertion(at - begin, new) for at, new in insertions if begin <= at < end]
+            own = [each._replace(at=each.at - begin) for each in insertions if begin <= each.at < end]
             if own:
                 is_ascii = raw[slice(*part.span)].isascii()
                 found.append((part.span, json.dumps(inserted(part, own), ensure_ascii=is_ascii)))
@@ -68,6 +75,22 @@ def code_cells(raw: str) -> list[CodeCell]:
                 raise ValueError(f"the source of cell {number} is not text")
             code.append(CodeCell(number, parts))
     return code
+
+
+def requirement_changes(text: str) -> Iterator[Insertion]:
+    """Yield the changes of a cell's `%pip install` and `!pip install` lines after which they install hookline."""
+    lines = SourceLines(text)
+    continues = False
+    for number, start in enumerate(lines.starts, 1):
+        line = lines.line(number)
+        pip = _PIP.match(line)
+        if continues or pip:
+            for word in re.compile(r"\S+").finditer(line, pip.end() if pip else 0):
+                if word[0].startswith("#"):
+                    break
+                if _REQUIREMENT.fullmatch(word[0]):
+                    yield Insertion(start + word.start(), "hookline", len(word[0]))
+        continues = (continues or pip is not None) and line.endswith("\\")
 
 
 def without_magics(text: str) -> str | None:

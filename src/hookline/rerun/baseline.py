@@ -116,7 +116,10 @@ class Baseline:
     def _hooks_come_first(self) -> bool:
         """Whether the baseline's own hooks act before the first layer, so that its streams include them."""
         points = [action.point for action in self.model._hook_actions(self._hooks, ())]
-        return all(point.canonical_name in ("hook_embed", "hook_pos_embed", "hook_tokens") for point in points)
+        main = self._points.anatomy.main
+        before = {id(module) for module in (main.embed, main.embed_norm, main.pos_embed)}
+        names = ("hook_embed", "hook_pos_embed", "hook_tokens")
+        return all(point.canonical_name in names and id(point.site.module) in before for point in points)
 
     @GradMode(False)
     def _run(self, keep: Sequence[str]) -> None:

@@ -209,7 +209,8 @@ class StreamCache(ActivationCache):
     def _embeddings(self) -> dict[str, Tensor]:
         """The components of the stream at the input of the first layer."""
         stream = self._of(0, "hook_resid_pre")
-        points = {name: self._named(None, f"hook_{name}") for name in ("embed", "pos_embed")}
+        added = ("embed", "pos_embed") if self._model.anatomy.main.pos_embed is not None else ("embed",)
+        points = {name: self._named(None, f"hook_{name}") for name in added}
         parts = {label: self[point] for label, point in points.items() if point in self._model.hook_dict}
         for label, part in parts.items():
             if part.ndim > stream.ndim or part.shape[-1] != stream.shape[-1] or stream.ndim > 3:

@@ -66,11 +66,10 @@ ABSENT: dict[str, dict[str, str]] = {
     "transformer_lens.tools": {"model_registry": "any model of transformers can be tried, and verify() proves it"},
     "transformer_lens.loading_from_pretrained": {
         **dict.fromkeys(("get_basic_config", "Config"), _LOADING),
-        **dict.fromkeys(("convert_hf_model_config", "convert_neel_model_config", "get_checkpoint_labels"), _LOADING),
+        **dict.fromkeys(("convert_hf_model_config", "convert_neel_model_config"), _LOADING),
         "get_pretrained_state_dict": "model.state_dict()",
         "get_num_params_of_pretrained": "model.n_params_total",
         **dict.fromkeys(("NON_HF_HOSTED_MODEL_NAMES", "NEED_REMOTE_CODE_MODELS"), "any model of transformers loads"),
-        **dict.fromkeys(("STANFORD_CRFM_CHECKPOINTS", "PYTHIA_V0_CHECKPOINTS"), "pass revision=…, as for transformers"),
     },
     "transformer_lens.model_bridge": {
         **dict.fromkeys(("ArchitectureAdapter", "ComponentMapping"), "architectures need no adapter classes"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hookline.compat.transformer_lens.published import published_name
-from hookline.errors import HooklineError
 
 IRREGULAR: dict[str, str] = {
     "gpt2-small": "gpt2",
@@ -55,9 +54,6 @@ PYTHIA_SIZES = {"19m": "70m", "125m": "160m", "350m": "410m", "800m": "1b", "1.3
                 "6.7b": "6.9b", "13b": "12b"}  # fmt: skip
 """Former sizes in the names of Pythia models."""
 
-PYTHIA_STEPS = [0, *(2**power for power in range(10)), *range(1000, 143001, 1000)]
-"""The training steps at which Pythia models were saved."""
-
 
 def get_official_model_name(name: str) -> str:
     """The hub id of a model: `EleutherAI/pythia-70m` for `pythia-70m`. Other names are unchanged."""
@@ -75,19 +71,3 @@ def get_official_model_name(name: str) -> str:
         return own
     owner = next((owner for owner, prefixes in OWNERS.items() if name.startswith(prefixes)), None)
     return f"{owner}/{name}" if owner is not None else name
-
-
-def checkpoint_revision(name: str, value: int | None, index: int | None) -> str:
-    """The revision of a training checkpoint."""
-    if "pythia" in name:
-        if index is not None:
-            value = PYTHIA_STEPS[index] if index in range(-len(PYTHIA_STEPS), len(PYTHIA_STEPS)) else None
-        if value not in PYTHIA_STEPS:
-            raise HooklineError(
-                f"{name} has checkpoints 0, 1, 2, 4 … 512, 1000, 2000 … 143000, {len(PYTHIA_STEPS)} in all"
-            )
-        return f"step{value}"
-    if name.startswith("stanford-crfm/") and value is not None:
-        return f"checkpoint-{value}"
-    kind = "value" if index is None else "index"
-    raise HooklineError(f"the checkpoints of {name} are not known by {kind}: pass revision=…, as for transformers")

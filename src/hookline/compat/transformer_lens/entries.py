@@ -6,7 +6,7 @@ All parameters are in the list: those without a TransformerLens name have their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,12 +108,16 @@ def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
     own, inside = anatomy.main.embed.weight, getattr(anatomy.main.embed, "embed_scale", 1.0)
     yield "embed.W_E", Entry(own, own, float(inside) * anatomy.main.architecture.embedding_factor)
     yield from _of_norm("embed.ln", getattr(anatomy.main.embed, "ln", None) or anatomy.main.embed_norm)
-    # Positions that a shortformer adds to queries and keys are learned positions too.
-    positions: Any = anatomy.main.pos_embed
-    positions = getattr(model.module, "qk_pos_embed", None) if positions is None else positions
+    positions: Any = positions_of(model)
     if isinstance(matrix := getattr(positions, "weight", None), Tensor):
         first = getattr(positions, "offset", 0)
         yield "pos_embed.W_pos", Entry(matrix[first:] if first else matrix, matrix)
+
+
+def positions_of(model: HookedTransformer) -> nn.Module | None:
+    """The module of learned positions; a shortformer's, which adds them to queries and keys, too."""
+    own = model._anatomy.main.pos_embed
+    return getattr(model.module, "qk_pos_embed", None) if own is None else own
 
 
 def _after_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
@@ -195,8 +199,15 @@ def stored(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, own) for name, own in module.state_dict(keep_vars=True).items() if isinstance(own, Tensor)]
 
 
-_NOT_LEARNED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos", "attn.alibi")
+NOT_LEARNED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos", "attn.alibi")
 """Redundant entries of TransformerLens's state dicts."""
+
+
+def redundant_buffers(names: Iterable[str], device: torch.device) -> dict[str, Tensor]:
+    """What TransformerLens requires in a state dict for each attention: an empty mask, and the score of masked keys."""
+    paths = [name.removesuffix("W_O") for name in names if name.endswith(".attn.W_O")]
+    masks = {f"{path}mask": torch.empty(0, 0, dtype=torch.bool, device=device) for path in paths}
+    return masks | {f"{path}IGNORE": torch.tensor(-torch.inf, device=device) for path in paths}
 
 
 def load(model: HookedTransformer, state: Mapping[str, Tensor], *, strict: bool) -> tuple[list[str], list[str]]:
@@ -226,7 +237,7 @@ def load(model: HookedTransformer, state: Mapping[str, Tensor], *, strict: bool)
 def _is_unused(model: HookedTransformer, name: str) -> bool:
     """Whether TransformerLens does not use this entry of a state dict: a buffer, or the positions of an ALiBi model."""
     is_unread = model.cfg.positional_embedding_type == "alibi" and name == "pos_embed.W_pos"
-    return name.endswith(_NOT_LEARNED) or is_unread
+    return name.endswith(NOT_LEARNED) or is_unread
 
 
 def _without_bias_after_gate(known: dict[str, Entry], given: dict[str, Tensor]) -> dict[str, Tensor]:

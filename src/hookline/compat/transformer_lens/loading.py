@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from hookline.compat.transformer_lens.absent import DEVICES, refusing
-from hookline.compat.transformer_lens.aliases import IRREGULAR, PYTHIA_STEPS
+from hookline.compat.transformer_lens.aliases import IRREGULAR
 from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
+from hookline.compat.transformer_lens.checkpoints import PYTHIA_CHECKPOINTS as PYTHIA_CHECKPOINTS
+from hookline.compat.transformer_lens.checkpoints import PYTHIA_V0_CHECKPOINTS as PYTHIA_V0_CHECKPOINTS
+from hookline.compat.transformer_lens.checkpoints import STANFORD_CRFM_CHECKPOINTS as STANFORD_CRFM_CHECKPOINTS
+from hookline.compat.transformer_lens.checkpoints import find_checkpoint
+from hookline.compat.transformer_lens.checkpoints import get_checkpoint_labels as get_checkpoint_labels
 from hookline.compat.transformer_lens.describe import NO_BOS, described
-from hookline.compat.transformer_lens.pretrained import anatomy_of, empty_model, get_device, refuse
+from hookline.compat.transformer_lens.pretrained import anatomy_of, empty_model, get_device, note_checkpoint, refuse
 from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import warn
 
@@ -26,9 +31,6 @@ MODEL_ALIASES: dict[str, list[str]] = {
 
 DEFAULT_MODEL_ALIASES: list[str] = [aliases[0] for aliases in MODEL_ALIASES.values()]
 """The first short name of each."""
-
-PYTHIA_CHECKPOINTS: list[int] = PYTHIA_STEPS
-"""The steps at which the weights of Pythia models were saved."""
 
 
 def make_model_alias_map() -> dict[str, str]:
@@ -52,14 +54,14 @@ def get_pretrained_model_config(
 ) -> HookedTransformerConfig:
     """The config of a model, without loading its weights; with `fold_ln`, of a model with folded norms."""
     refuse(n_devices=DEVICES if n_devices != 1 else None)
-    chosen = {"checkpoint_index": checkpoint_index, "checkpoint_value": checkpoint_value}
-    options = {name: each for name, each in chosen.items() if each is not None} | kwargs
-    module = empty_model(model_name, hf_cfg, dtype, first_n_layers, **options)
+    checkpoint = find_checkpoint(model_name, checkpoint_value, checkpoint_index)
+    module = empty_model(model_name, hf_cfg, dtype, first_n_layers, checkpoint, **kwargs)
     anatomy = anatomy_of(module)
     prepends = anatomy.config.model_type not in NO_BOS if default_prepend_bos is None else default_prepend_bos
     known: dict[str, Any] = {"tokenizer_name": get_official_model_name(model_name)}
     known |= {"model_name": model_name.rpartition("/")[2], "device": device or get_device(), "dtype": dtype}
     cfg = described(module, anatomy, default_prepend_bos=prepends, **known)
+    note_checkpoint(cfg, checkpoint)
     if fold_ln and cfg.normalization_type in ("LN", "RMS"):
         cfg.normalization_type += "Pre"
     if n_ctx is not None and n_ctx > cfg.n_ctx:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from hookline.compat.transformer_lens import entries
 from hookline.compat.transformer_lens.absent import METHODS, refusing
 from hookline.compat.transformer_lens.bridge_registry import BridgePoints, bridge_names
 from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
@@ -75,7 +76,7 @@ class TransformerBridge(HookedTransformer):
 
     def tl_parameters(self) -> dict[str, Tensor]:
         """The weights by TransformerLens's names and in its layout; views of the model's own where possible."""
-        return self.state_dict()
+        return {name: each for name, each in self.state_dict().items() if not name.endswith(entries.NOT_LEARNED)}
 
     get_params = tl_parameters
 

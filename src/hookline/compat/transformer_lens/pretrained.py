@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.absent import DEVICES
-from hookline.compat.transformer_lens.aliases import checkpoint_revision, get_official_model_name
+from hookline.compat.transformer_lens.aliases import get_official_model_name
+from hookline.compat.transformer_lens.checkpoints import Checkpoint, checkpoint_files, find_checkpoint
 from hookline.compat.transformer_lens.describe import NO_BOS, described, normalization
 from hookline.compat.transformer_lens.published import load_published, published_name
 from hookline.compat.transformer_lens.refactoring import refactor
@@ -133,20 +133,24 @@ class Pretrained(LensWeights):
         )
         wanted = _dtype_of(from_pretrained_kwargs.pop("torch_dtype", dtype))
         value = checkpoint_label if checkpoint_value is None else checkpoint_value
-        options = {"checkpoint_value": value, "checkpoint_index": checkpoint_index, "first_n_layers": first_n_layers}
-        options = {name: each for name, each in options.items() if each is not None} | from_pretrained_kwargs
+        options = {"first_n_layers": first_n_layers, **from_pretrained_kwargs}
+        if hf_model is not None:
+            given = options | {"checkpoint_value": value, "checkpoint_index": checkpoint_index}
+            refuse(**{name: "hf_model is taken as it is" for name, each in given.items() if each is not None})
+        checkpoint = find_checkpoint(model_name, value, checkpoint_index)
         where = None if not move_to_device or "device_map" in options else device or get_device()
         if hf_model is None and (own := published_name(model_name)) is not None:
-            model = cls._published(own, where, wanted, tokenizer, default_prepend_bos, default_padding_side, **options)
+            text = (tokenizer, default_prepend_bos, default_padding_side)
+            model = cls._published(own, where, wanted, *text, checkpoint, **options)
         else:
             if hf_model is not None:
-                refuse(**dict.fromkeys(options, "hf_model is taken as it is"))
                 module = _from_memory(hf_model, device if move_to_device else None, wanted)
             else:
-                module, found = _from_name(model_name, where, wanted, **options)
+                module, found = _from_name(model_name, where, wanted, checkpoint=checkpoint, **options)
                 tokenizer = found if tokenizer is None else tokenizer
             name = model_name.rpartition("/")[2]
             model = cls._of_module(module, name, tokenizer, default_prepend_bos, default_padding_side)
+        note_checkpoint(model.cfg, checkpoint)
         model.process_weights_(
             fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
         )
@@ -174,12 +178,14 @@ class Pretrained(LensWeights):
         tokenizer: Any,
         prepend_bos: bool | None,
         padding_side: Side | None,
+        checkpoint: Checkpoint | None = None,
         first_n_layers: int | None = None,
         **others: Any,
     ) -> Self:
         """A model that was published in TransformerLens's own format."""
         refuse(**dict.fromkeys(others, "this model is not in the format of transformers"))
-        cfg, state = load_published(name, dtype, first_n_layers)
+        file = None if checkpoint is None else checkpoint_files(name)[checkpoint.value]
+        cfg, state = load_published(name, dtype, first_n_layers, file)
         cfg.model_name, cfg.default_prepend_bos = name.rpartition("/")[2], prepend_bos is not False
         cfg.device = device or "cpu"
         model: Self = cls(cfg, tokenizer, default_padding_side=padding_side)  # type: ignore[call-arg, arg-type]
@@ -254,19 +260,29 @@ class Pretrained(LensWeights):
         Weights of norms are folded into a model whose norms have none (`normalization_type="LNPre"`).
         """
         self.restore_weights()
-        kind = self.cfg.normalization_type or ""
-        if kind.endswith("Pre") and "ln_final.w" in state_dict and processing.get("fold_ln", True):
-            from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
-
-            other = {"normalization_type": kind.removesuffix("Pre"), "tokenizer_name": None, "seed": None}
-            unfolded = HookedTransformer(replace(self.cfg, **other))  # type: ignore[arg-type]
-            unfolded.load_and_process_state_dict(state_dict, **processing)
-            self.load_state_dict(unfolded.state_dict())
-            return
+        if self._keeps_folded(state_dict) and processing.get("fold_ln", True):
+            state_dict, processing = self._folded(state_dict, processing), dict.fromkeys(_PROCESSING, False)
         unexpected = self.load_state_dict(state_dict, strict=False).unexpected_keys
         if unexpected:
             raise HooklineError(f"unexpected weights for this model: {unexpected}")
         self.process_weights_(**processing)
+
+    def _keeps_folded(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether this is a toy model without weights of norms, and these weights have some."""
+        kind = self.cfg.normalization_type
+        return kind in ("LNPre", "RMSPre") and any(name.endswith((".ln1.w", "ln_final.w")) for name in state)
+
+    def _folded(self, state: Mapping[str, Tensor], processing: dict[str, bool]) -> dict[str, Tensor]:
+        """The weights as a model with weights of norms has them after processing."""
+        from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+
+        cfg = copy.copy(self.cfg)
+        cfg.normalization_type = (cfg.normalization_type or "").removesuffix("Pre")
+        cfg.tokenizer_name, cfg.seed = None, None
+        with torch.random.fork_rng(devices=[]):
+            model = HookedTransformer(cfg)
+        model.load_and_process_state_dict(state, **processing)
+        return model.state_dict()
 
 
 def get_device() -> str:
@@ -275,6 +291,13 @@ def get_device() -> str:
         return "cuda"
     is_allowed = os.environ.get("TRANSFORMERLENS_ALLOW_MPS") == "1"
     return "mps" if is_allowed and torch.backends.mps.is_available() and torch.backends.mps.is_built() else "cpu"
+
+
+def note_checkpoint(cfg: HookedTransformerConfig, checkpoint: Checkpoint | None) -> None:
+    """Say in the config which checkpoint of its training a model is."""
+    if checkpoint is not None:
+        cfg.from_checkpoint, cfg.checkpoint_label_type = True, checkpoint.label_type
+        cfg.checkpoint_index, cfg.checkpoint_value = checkpoint.index, checkpoint.value
 
 
 def _dtype_of(dtype: torch.dtype | str) -> torch.dtype:
@@ -297,14 +320,13 @@ def _from_name(
     device: torch.device | str | None,
     dtype: torch.dtype,
     first_n_layers: int | None = None,
-    checkpoint_value: int | None = None,
-    checkpoint_index: int | None = None,
+    checkpoint: Checkpoint | None = None,
     **kwargs: Any,
 ) -> tuple[nn.Module, Any]:
     """A model and its tokenizer, from a short name, a hub id, a folder, or the package itself."""
     where = name if name in EMBEDDED or Path(name).is_dir() else get_official_model_name(name)
-    if checkpoint_value is not None or checkpoint_index is not None:
-        kwargs["revision"] = checkpoint_revision(where, checkpoint_value, checkpoint_index)
+    if checkpoint is not None:
+        kwargs["revision"] = checkpoint.revision(where)
     if first_n_layers is not None:
         kwargs["config"] = _shortened(where, first_n_layers, kwargs)
     with _without_report() if first_n_layers is not None else nullcontext():
@@ -351,8 +373,7 @@ def empty_model(
     config: Any,
     dtype: torch.dtype,
     first_n_layers: int | None,
-    checkpoint_value: int | None = None,
-    checkpoint_index: int | None = None,
+    checkpoint: Checkpoint | None = None,
     **kwargs: Any,
 ) -> nn.Module:
     """The model of that name without its weights, on no device."""
@@ -361,8 +382,8 @@ def empty_model(
     where = name if name in EMBEDDED or Path(name).is_dir() else get_official_model_name(name)
     if isinstance(config, dict):
         config = AutoConfig.for_model(**config)
-    if checkpoint_value is not None or checkpoint_index is not None:
-        kwargs["revision"] = checkpoint_revision(where, checkpoint_value, checkpoint_index)
+    if checkpoint is not None:
+        kwargs["revision"] = checkpoint.revision(where)
     config = _shortened(where, first_n_layers, kwargs | ({} if config is None else {"config": config}))
     with torch.device("meta"), as_hookline_error(name):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,9 @@ from hookline.transformer.hub import as_hookline_error
 
 _WIDTHS = {6: 768, 8: 1024, 10: 1280, 12: 1536}
 """Widths of SoLU models by their number of layers; those with fewer are 512 wide."""
+
+_OLD = {1: 9, 2: 10, 4: 11, 6: 13, 8: 21, 10: 22, 12: 23}
+"""Versions of older SoLU models by their number of layers."""
 
 _KINDS = {"solu": "SoLU", "gelu": "GELU", "attn-only": "Attn_Only"}
 _NAMED = {
@@ -38,26 +42,39 @@ def published_name(name: str) -> str | None:
         return None
     kind, layers, version = match[1], int(match[2]), match[3]
     if version in ("-pile", "-old"):
-        raise HooklineError(
-            f"{name!r} has an older format, which is not supported: {name.removesuffix(version)} is newer"
-        )
+        return f"NeelNanda/SoLU_{layers}L_v{_OLD[layers]}_old" if kind == "solu" and layers in _OLD else None
     data = "Wiki_Finetune" if "finetune" in version or version == "-wiki" else "C4_Code"
     return f"NeelNanda/{_KINDS[kind]}_{layers}L{_WIDTHS.get(layers, 512)}W_{data}"
 
 
-def load_published(
-    name: str, dtype: Any, n_layers: int | None = None
-) -> tuple[HookedTransformerConfig, dict[str, Tensor]]:
-    """The config and the weights of such a model, from the hub or its cache."""
-    from huggingface_hub import HfApi
+def published_files(name: str) -> list[str]:
+    """The files of such a model on the hub, or in its cache if the hub cannot be reached."""
+    from huggingface_hub import HfApi, errors, snapshot_download
 
+    with as_hookline_error(name):
+        try:
+            return list(HfApi().list_repo_files(name))
+        except errors.HfHubHTTPError:
+            raise
+        except Exception:  # unreachable: the type depends on the HTTP library
+            folder = Path(snapshot_download(name, local_files_only=True))
+            return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def load_published(
+    name: str, dtype: Any, n_layers: int | None = None, file: str | None = None
+) -> tuple[HookedTransformerConfig, dict[str, Tensor]]:
+    """The config and the weights of such a model, from the hub or its cache; of a checkpoint, if a file is given."""
     from hookline.compat.transformer_lens.utils import download_file_from_hf
 
     with as_hookline_error(name):
-        found = download_file_from_hf(name, "config.json")
-        files = [file for file in HfApi().list_repo_files(name) if file.endswith("final.pth")]
-    if "_old" in name or found.get("architecture", "neel") != "neel" or not files:
-        raise HooklineError(f"{name} has an older format, which is not supported")
+        found = {"architecture": "old"} if "_old" in name else download_file_from_hf(name, "config.json")
+    is_known = found.get("architecture", "neel") == "neel"
+    if is_known and file is None:
+        file = next((each for each in published_files(name) if each.endswith("final.pth")), None)
+    if not is_known or file is None:
+        newer = "gelu-…, solu-… and attn-only-… are newer"
+        raise HooklineError(f"{name} has an older format, which is not supported: {newer}")
     cfg = HookedTransformerConfig(
         **{key: found[key] for key in _SAME},
         tokenizer_name=found.get("tokenizer_name"),
@@ -69,7 +86,7 @@ def load_published(
         dtype=dtype,
     )
     with as_hookline_error(name):
-        state: dict[str, Tensor] = download_file_from_hf(name, files[0])
+        state: dict[str, Tensor] = download_file_from_hf(name, file)
     if n_layers is not None:
         cfg.n_layers = n_layers
         kept = tuple(f"blocks.{layer}." for layer in range(n_layers))

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,9 @@ VERSION = "3.5.1+hookline"
 REMOVED = {"huggingface_hub.constants": {"HF_HUB_ENABLE_HF_TRANSFER": False}}
 """Names that current releases of other packages no longer have, and that circuit-tracer 0.5 imports."""
 
+MOVED = {"transformers.models.gpt2.tokenization_gpt2_fast": ("transformers", "GPT2TokenizerFast")}
+"""Modules that transformers 5 no longer has, with the name that ARENA's exercises import from them."""
+
 
 def install() -> Callable[[], None]:
     """Make `import transformer_lens` import this package, in this process. Returns the function that undoes it.
@@ -33,7 +36,7 @@ def install() -> Callable[[], None]:
 
     Every submodule is the same object under both names. Installing twice has no further effect. Processes that this
     one starts do not inherit it, unless they are forked: install `packages/transformer-lens` for those. Names that
-    these libraries import from other packages, and that are gone there (`REMOVED`), are put back.
+    these libraries import from other packages, and that are gone there (`REMOVED`, `MOVED`), are put back.
     """
     there = sys.modules.get(NAME)
     package = importlib.import_module(PACKAGE)
@@ -75,7 +78,9 @@ class _Finder(DistributionFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of our module under that name; raises for one that we do not have."""
-        del path, target
+        del target
+        if fullname in MOVED and PathFinder.find_spec(fullname, path) is None:
+            return ModuleSpec(fullname, _Moved())
         if fullname != NAME and not fullname.startswith(f"{NAME}."):
             return None
         real = f"hookline.compat.{fullname}"
@@ -110,6 +115,15 @@ class _Same(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Nothing runs twice; the import system has replaced the module's spec, which is put back."""
         module.__spec__ = self.spec
+
+
+class _Moved(Loader):
+    """Makes a module with the name that has moved elsewhere."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import the name."""
+        package, name = MOVED[module.__name__]
+        setattr(module, name, getattr(importlib.import_module(package), name))
 
 
 class _StandInDistribution(Distribution):

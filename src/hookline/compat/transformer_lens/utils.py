@@ -284,6 +284,13 @@ def keep_single_column(dataset: Any, col_name: str) -> Any:
     return dataset.remove_columns([name for name in dataset.column_names or () if name != col_name])
 
 
+def load_dataset(*args: Any, **kwargs: Any) -> Any:
+    """`datasets.load_dataset`, which TransformerLens 2 had here: ARENA's exercises import it."""
+    from datasets import load_dataset as load
+
+    return load(*args, **kwargs)
+
+
 def tokenize_and_concatenate(
     dataset: Any,
     tokenizer: Any,

@@ -78,7 +78,7 @@ class LensWeights(LensMoves, LensModule):
         draw_weights(self.module)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
-        """The weights by TransformerLens's names and in its layout, as views if possible.
+        """The weights by TransformerLens's names and in its layout, as views if possible, and its redundant buffers.
 
         Weights without a TransformerLens name have their own name in the model. In the `state_dict` of a parent module
         all weights have their own names, by which torch loads them.
@@ -91,6 +91,7 @@ class LensWeights(LensMoves, LensModule):
         if args or kwargs:
             raise HooklineError("state_dict takes no arguments here: use model.module.state_dict(…)")
         found = {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
+        found |= entries.redundant_buffers(found, self._device)
         return found | {name: each.detach() for name, each in self._other_state().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:

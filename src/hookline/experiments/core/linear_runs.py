@@ -87,7 +87,7 @@ class LinearRun:
         """Run the model once, with gradients from the sources to the readers."""
         if torch.is_inference_mode_enabled():
             raise HooklineError("graphs need gradients, which torch.inference_mode() disables: use torch.no_grad()")
-        place = "hook_pos_embed" if "hook_pos_embed" in self.model.hook_dict else None
+        place = "hook_pos_embed" if self.model._anatomy.main.pos_embed is not None else None
         positions: list[Tensor] = []
         names = [name for name in self.model.hook_dict if name.endswith(_FROZEN)]
         hooks: list[Any] = [(names, self._freeze)] if names else []

@@ -70,6 +70,8 @@ class Probe:
             of_tower = self._tower_report() if has_own_report else {}
         reports = [(stack, of_tower if stack in self.anatomy.towers else own) for stack in self.anatomy.every_stack]
         self.layers = [layer for stack, report in reports for layer in self._layers(stack, report)]
+        self.on_run: Callable[[], object] = lambda: None
+        """Called after each run."""
 
     def is_untested(self, name: str) -> bool:
         """Whether the point needs an image, and the inputs have none."""
@@ -104,13 +106,17 @@ class Probe:
     def run(self, **options: Any) -> Tensor:
         """The logits of a run with hooks."""
         with torch.no_grad():
-            return self.model.run_with_hooks(**self.inputs, **options)
+            logits = self.model.run_with_hooks(**self.inputs, **options)
+        self.on_run()
+        return logits
 
     def cache(self, names: list[str], **options: Any) -> tuple[Tensor, ActivationCache]:
         """The logits and activations of a run; an empty cache without names."""
         if not names:
             return self.logits, ActivationCache({}, self.model._points)
-        return self.model.run_with_cache(**self.inputs, names_filter=names, **options)
+        found = self.model.run_with_cache(**self.inputs, names_filter=names, **options)
+        self.on_run()
+        return found
 
     def values(self, names: list[str], *ends: str) -> ActivationCache:
         """The activations at the names with one of these endings."""
@@ -133,9 +139,14 @@ class Probe:
             with torch.no_grad():  # the run before also has hooks: an edit of patterns changes the kernel of attention
                 before = self.model.run_with_hooks(**whole, fwd_hooks=[(name, torch.clone) for name in some])
                 after = self.model.run_with_hooks(**whole, fwd_hooks=hooks)
+            self.on_run()
             is_changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
             rest += [name for name, changed in zip(some, is_changed, strict=False) if not changed or is_changed[-1]]
         return rest
+
+    def zeroing_runs(self) -> int:
+        """How often `unchanged_by_zeroing` runs the model for all points."""
+        return -(-len(self.names) // _ROWS)
 
     def observe(self, points: list[HookPoint], edits: list[tuple[Any, Any]] | None = None) -> list[Tensor]:
         """The values at points, which need no name, in a run with edits."""

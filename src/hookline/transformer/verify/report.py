@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
 from hookline.engine.halving import Fit, is_out_of_memory
 from hookline.transformer.verify.checks import CHECKS, Check
 from hookline.transformer.verify.probe import Probe
@@ -64,10 +66,14 @@ def _table(verdicts: Sequence[Verdict]) -> list[str]:
     return [f"{each.name:<{width}}  {each.status:<11}  {each.why}".rstrip() for each in verdicts]
 
 
-def verify_model(model: WrappedTransformer, inputs: dict[str, Any]) -> Report:
+def verify_model(model: WrappedTransformer, inputs: dict[str, Any], *, progress: bool = False) -> Report:
     """Check every point of `model` on `inputs`, the keyword arguments of its forward."""
     probe = Probe(model, inputs)
-    failed = _failures(probe)
+    total = 2 * len(CHECKS) + probe.zeroing_runs()  # about: a check that fails is repeated point by point
+    what = f"verifying {len(probe.names)} points"
+    with tqdm(total=total, disable=not progress, delay=2, leave=False, desc=what, unit=" runs") as bar:
+        probe.on_run = bar.update
+        failed = _failures(probe)
     verdicts = []
     for name, spec in model._points.specs.items():
         if spec.site is None:

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.entries import find_entry
+from hookline.compat.transformer_lens.entries import find_entry, positions_of
+from hookline.compat.transformer_lens.weight_views import weight_view
 from hookline.engine.delegate import Delegate
 from hookline.errors import HooklineError
 from hookline.transformer.norms import norm_of
@@ -60,7 +61,7 @@ class Part(Delegate):
         if entry.parameter is None:
             return read_only(entry.value, f"this model has no {self._path}.{name.lstrip('_')}, so this is all zeros")
         if entry.is_view:
-            return entry.own
+            return weight_view(entry.own, entry.parameter, f"{self._path}.{name}")
         return read_only(entry.value, f"the model has it in another form; assign it instead: {self._short}.{name} = …")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -122,7 +123,7 @@ class Embed(Part):
 
 
 class PosEmbed(Part):
-    """The position embedding, if it is added to the stream."""
+    """The learned position embedding."""
 
     def forward(
         self, tokens: Int[Tensor, "batch pos"], past_kv_pos_offset: int = 0, attention_mask: Tensor | None = None
@@ -304,7 +305,7 @@ def parts_of(model: HookedTransformer) -> dict[str, Any]:
     anatomy = model._anatomy
     modules: dict[str, tuple[type[Part], nn.Module | None]] = {
         "embed": (Embed, anatomy.main.embed),
-        "pos_embed": (PosEmbed, anatomy.main.pos_embed),
+        "pos_embed": (PosEmbed, positions_of(model)),
         "ln_final": (_kind_of(model.cfg, "ln_final"), anatomy.main.ln_final),
         "unembed": (Unembed, anatomy.unembed),
     }
