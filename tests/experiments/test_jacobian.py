@@ -216,14 +216,15 @@ def test_at_the_last_layer_it_reads_what_the_model_predicts(tinyworld, lens) -> 
 
 def test_it_reads_the_stream_times_the_matrix(tinyworld, lens) -> None:
     _, cache = tinyworld.run_with_cache(PROMPT)
-    mapped = cache["resid_post", 1] @ lens.matrix(1).T
+    stream = cache["resid_post", 1]
+    mapped = stream @ lens.matrix(1).T.to(stream)
     logits = tinyworld.module.lm_head(tinyworld.module.transformer.ln_f(mapped))[0].detach()
     mary = tinyworld.to_single_token(" Mary")
     found = lens.read(PROMPT, " Mary", measure="logit").sel(layer=1)
     torch.testing.assert_close(found.values, logits[:, mary], atol=1e-4, rtol=1e-4)
     ranks = lens.read([PROMPT, PROMPT], " Mary", measure="rank", pos=-1)
     assert ranks.axes == ("layer",)
-    assert ranks.values[1] == (logits[-1] > logits[-1, mary]).sum()
+    assert int(ranks.values[1]) == int((logits[-1] > logits[-1, mary]).sum())
 
 
 def test_with_the_identity_it_is_the_logit_lens(tinyworld, lens) -> None:
@@ -238,26 +239,26 @@ def test_directions_are_those_in_which_the_logit_rises(tinyworld, lens) -> None:
     """The gradient of the lens's logit, as the final norm has a fixed scale."""
     h = torch.randn(128, requires_grad=True)
     norm = tinyworld.module.transformer.ln_f
-    mapped = lens.matrix(1) @ h
+    mapped = lens.matrix(1).to(h) @ h
     scale = (mapped - mapped.mean()).square().mean().add(norm.eps).sqrt().detach()
     normed = (mapped - mapped.mean()) / scale * norm.weight + norm.bias
     mary = tinyworld.to_single_token(" Mary")
     (grad,) = torch.autograd.grad(tinyworld.module.lm_head(normed)[mary], h)
-    torch.testing.assert_close(lens.directions(" Mary", 1)[0] / scale, grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(lens.directions(" Mary", 1)[0] / float(scale), grad, atol=1e-5, rtol=1e-4)
 
 
 def test_edits_along_the_directions(tinyworld, lens) -> None:
     mary, john = (lens.directions(each, 2)[0] for each in (" Mary", " John"))
-    units = torch.stack([mary / mary.norm(), john / john.norm()])
     name = "blocks.2.hook_resid_post"
     before = tinyworld.cache(PROMPT, names_filter=name)[name]
+    units = torch.stack([mary / mary.norm(), john / john.norm()]).to(before)
 
     def after(hooks) -> Tensor:
         with tinyworld.hooks(fwd_hooks=hooks):
             return tinyworld.cache(PROMPT, names_filter=name)[name]
 
     steered = after(lens.steer(" Mary", [2], 0.5)) - before
-    torch.testing.assert_close(steered, (0.5 * lens.norms[2] * units[0]).expand_as(before), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(steered, (0.5 * float(lens.norms[2]) * units[0]).expand_as(before), atol=1e-4, rtol=1e-3)
     assert (after(lens.ablate([" Mary", " John"], [2])) @ units.T).abs().max() < 1e-3
     coordinates = [x @ torch.linalg.pinv(units.T).T for x in (before, after(lens.swap(" Mary", " John", [2])))]
     torch.testing.assert_close(coordinates[1], coordinates[0].flip(-1), atol=1e-3, rtol=1e-3)

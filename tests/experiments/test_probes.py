@@ -178,7 +178,7 @@ def test_a_direction_that_is_projected_out_is_gone(tinyworld) -> None:
     with tinyworld.hooks(found.project_out(2)):
         x = tinyworld.cache(TEXTS[0])["resid_post", 2]
         again = found.evaluate(tinyworld, TEXTS, ABOUT)
-    torch.testing.assert_close(x @ found.direction(2), torch.zeros(x.shape[:2]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(x @ found.direction(2).to(x), torch.zeros(x.shape[:2]), atol=1e-4, rtol=0)
     assert float(again.values) == 0.5
 
 

@@ -90,14 +90,15 @@ def test_the_registry_has_the_scaling_factor(registry, tmp_path) -> None:
     torch.testing.assert_close(found.W_enc, plain.W_enc * 2)
 
 
-def test_gemma_scope(registry, tmp_path) -> None:
+def test_gemma_scope(registry, tmp_path, device) -> None:
     folder = tmp_path / "layer_3" / "width_16k" / "average_l0_7"
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     shapes = {"W_enc": (8, 32), "W_dec": (32, 8), "b_enc": (32,), "b_dec": (8,), "threshold": (32,)}
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     np.savez(folder / "params.npz", **arrays)
-    found = published("gemma-scope-tiny-pt-res", "layer_3/width_16k", registry=registry, folder=tmp_path)
+    where = {"registry": registry, "folder": tmp_path, "device": device}
+    found = published("gemma-scope-tiny-pt-res", "layer_3/width_16k", **where)
     assert (found.cfg.hook_name, found.cfg.architecture) == ("blocks.3.hook_resid_post", "jumprelu")
     x = torch.randn(5, 8)
     before = x @ torch.tensor(arrays["W_enc"]) + torch.tensor(arrays["b_enc"])
@@ -105,7 +106,7 @@ def test_gemma_scope(registry, tmp_path) -> None:
     torch.testing.assert_close(found.encode(x), expected)
     np.savez(folder / "params.npz", **{name: x for name, x in arrays.items() if name != "threshold"})
     with pytest.raises(HooklineError, match="expected"):
-        published("gemma-scope-tiny-pt-res", "layer_3/width_16k", registry=registry, folder=tmp_path)
+        published("gemma-scope-tiny-pt-res", "layer_3/width_16k", **where)
 
 
 def test_names_that_do_not_exist(registry, tmp_path) -> None:

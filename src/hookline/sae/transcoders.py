@@ -87,6 +87,11 @@ class Transcoder(nn.Module):
             raise HooklineError(
                 f"the transcoder of layer {self.layer} reads activations of width {self.d_in}, got {list(x.shape)}"
             )
+        if x.device != self.W_enc.device:
+            raise HooklineError(
+                f"the transcoder of layer {self.layer} is on {self.W_enc.device}, but its input is on {x.device}: "
+                f"transcoders.to({str(x.device)!r})"
+            )
         return x.to(self.W_enc) @ self.W_enc + self.b_enc
 
     def encode(self, x: Float[Tensor, "*place d_in"]) -> Float[Tensor, "*place d_sae"]:
