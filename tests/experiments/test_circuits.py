@@ -181,7 +181,8 @@ def test_nodes(tinyworld) -> None:
     assert curve.values[-1].item() == pytest.approx(1, abs=1e-5 + devices.rounding())
     assert curve.info["counts"] == [0, 7, 36]
     placed = attribution.attribution_patching(*given, points="mlp_out", check=0)
-    assert circuits.faithfulness(*given, placed, [0, 1]).values[-1].item() == pytest.approx(1, abs=1e-5 + devices.rounding())
+    whole = circuits.faithfulness(*given, placed, [0, 1]).values[-1]
+    assert whole.item() == pytest.approx(1, abs=1e-5 + devices.rounding())
 
 
 def test_several_prompts_and_lengths(tinyworld) -> None:
