@@ -131,6 +131,10 @@ def test_a_transcoder_has_matching_weights() -> None:
     given = weights(0)
     with pytest.raises(HooklineError, match="W_dec of the transcoder of layer 3"):
         Transcoder(3, given | {"W_dec": given["W_dec"][:-1]})
+    with pytest.raises(HooklineError, match="layer 3 has no W_dec"):
+        Transcoder(3, {name: x for name, x in given.items() if name != "W_dec"})
+    with pytest.raises(HooklineError, match="b_dec of the transcoder of layer 3"):
+        Transcoder(3, given | {"b_dec": given["b_dec"][:3]})
     with pytest.raises(HooklineError, match="no weights named scale"):
         Transcoder(3, given | {"scale": given["b_enc"]})
     with pytest.raises(HooklineError, match="earlier layers"):

@@ -17,6 +17,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from hookline.errors import HooklineError
 from hookline.pages.text_tables import table
 from hookline.sae.sae_config import check_count
+from hookline.sae.sources import bad_rows
 from hookline.sae.training_plan import L1, K, Metrics, TrainingPlan
 from hookline.sae.transcoders import Transcoder, TranscoderOrigin, Transcoders
 from hookline.store import Store, open_store
@@ -157,7 +158,7 @@ class _Trainer:
         for name, each in x.items():
             norm = float(each.norm(dim=1).mean())
             if not math.isfinite(norm) or not norm:
-                raise HooklineError(f"the mean norm of the activations at {name!r} is {norm}")
+                raise HooklineError(f"the mean norm of the activations at {name!r} is {norm}{bad_rows(each)}")
             self.scales[name] = each.shape[1] ** 0.5 / norm
         random = torch.Generator().manual_seed(self.plan.seed)
         layers = list(self.names)
@@ -185,7 +186,8 @@ class _Trainer:
         errors = torch.stack([(found[layer] - y).pow(2).sum() / len(y) for layer, y in wanted.items()])
         loss = errors.sum() + self.plan.l1_coefficient(step) * penalty
         if not bool(loss.isfinite()):
-            raise HooklineError(f"the loss is {loss.item()} at step {step}: lower lr, or check the activations")
+            found = [f" at {name!r}{bad}" for name, each in x.items() if (bad := bad_rows(each))]
+            raise HooklineError(f"the loss is {loss.item()} at step {step}{(found or [': lower lr'])[0]}")
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.rate(step)
         self.optimizer.zero_grad()
