@@ -343,6 +343,22 @@ def test_models_without_a_causal_stream_are_refused() -> None:
             jacobian.fit(hookline.hook(module), TOKENS)
 
 
+def test_values_that_are_not_finite_are_refused(models, tinyworld) -> None:
+    broken = [("blocks.1.hook_resid_post", lambda x: x * torch.nan)]
+    with tinyworld.hooks(fwd_hooks=broken), pytest.raises(HooklineError, match="not finite"):
+        jacobian.fit(tinyworld, PROMPT)
+    steep = [("blocks.2.hook_resid_post", lambda x: (1e30 * (1e30 * (x - x.detach()))) + x)]
+    with models["gpt2"].hooks(fwd_hooks=steep), pytest.raises(HooklineError, match=r"Jacobian from .* not finite"):
+        jacobian.fit(models["gpt2"], TOKENS, [1])
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    model = hookline.hook(causal_lm("gpt2").to("meta"))
+    for window in (None, 3):
+        with pytest.raises(HooklineError, match="without weights"):
+            jacobian.fit(model, TOKENS, window=window)
+
+
 def test_a_decoder_that_looks_ahead_is_refused() -> None:
     module = causal_lm("gpt2")
     model = hookline.hook(module)

@@ -273,7 +273,7 @@ def test_shuffled_labels_are_dealt_to_prompts() -> None:
         ({"texts": TEXTS[:2], "labels": ["a", "b"]}, "too few"),
         ({"texts": [TEXTS[0]] * 4, "labels": ["a", "a", "b", "b"]}, "too few"),
         ({"texts": [*TEXTS[:-1], ""]}, "prompt 39"),
-        ({"texts": TEXTS[0], "labels": ["a"]}, "list of texts"),
+        ({"texts": TEXTS[0], "labels": ["a"]}, "or its Path"),
         ({"pos": token(" France")}, "no position"),
         ({"points": "z"}, "one vector per token"),
         ({"points": "pattern"}, "one vector per token"),

@@ -215,5 +215,6 @@ def test_quality_by_position(sae) -> None:
     loss = model.run_with_hooks(TEXTS[0], fwd_hooks=[(POINT, spliced)], return_type="loss")
     assert only.loss_spliced == pytest.approx(loss.item(), rel=1e-4)
     assert "recovered" in repr(found)
-    with pytest.raises(HooklineError, match="no tokens"):
-        evaluate_by_position(sae, model, [])
+    for nothing in ([], ["Mary"]):
+        with pytest.raises(HooklineError, match="no tokens"):
+            evaluate_by_position(sae, model, nothing)

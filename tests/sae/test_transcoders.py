@@ -204,5 +204,15 @@ def test_training_needs_both_points(tmp_path) -> None:
         train_transcoders(store, d_sae=8, steps=2)
     points = ["blocks.*.mlp.hook_in", "blocks.*.hook_mlp_out"]
     both = hookline.harvest(model, torch.full((2, 5), 7), points, tmp_path / "both", progress=False)
+    for wrong, why in (
+        ({"kind": "gated"}, "kind must be"),
+        ({"k": 9}, "k must be from 1 to d_sae"),
+        ({"k": 0}, "k must"),
+    ):
+        with pytest.raises(HooklineError, match=why):
+            train_transcoders(both, d_sae=8, steps=2, **wrong)
+    options = {"d_sae": 8, "k": 2, "steps": 1, "progress": False, "cross_layer": True}
+    made = train_transcoders(both, layers=[2, 0, 2], **options).transcoders
+    assert [each.writes for each in made] == [(0, 2), (2,)]
     with pytest.raises(HooklineError, match="does not apply"):
         train_transcoders(both, d_sae=8, steps=2, kind="l1", k=3)

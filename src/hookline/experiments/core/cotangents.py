@@ -104,7 +104,17 @@ class Pullback:
                 for x, weight in zip(part, weights, strict=True)
             ]
             found.append(summed)
+            self._check_finite(summed)
         return [torch.cat(each) for each in zip(*found, strict=True)]
+
+    def _check_finite(self, gradients: Sequence[Tensor]) -> None:
+        for name, x in zip(self._names, gradients, strict=True):
+            if not bool(x.isfinite().all()):
+                kind = str(self._how.dtype or self.target.dtype)
+                hint = ": float16 may be too narrow, bfloat16 is not" if kind == "torch.float16" else ""
+                raise HooklineError(
+                    f"the Jacobian from {name!r} has values that are not finite (NaN or infinite), in {kind}{hint}"
+                )
 
     def _part(self, vectors: Float[Tensor, "vector d_model"]) -> list[Float[Tensor, "vector pos d_model"]]:
         """The gradients for some vectors, from one backward pass."""
@@ -140,9 +150,13 @@ class Pullback:
     def check_causal(self) -> None:
         """Raise if the stream at the first position depends on later positions: sums would include earlier targets."""
         self._run(max(1, self._copies))
+        if not bool(self.target.isfinite().all()):
+            raise HooklineError(f"{self._last!r} has values that are not finite (NaN or infinite)")
         seeds = torch.zeros_like(self.target)
         seeds[:, 0] = torch.randn(seeds.shape[-1], generator=torch.Generator().manual_seed(0)).to(seeds)
-        for name, x in zip(self._names, self._pulled(seeds), strict=True):
+        found = self._pulled(seeds)
+        self._check_finite(found)
+        for name, x in zip(self._names, found, strict=True):
             if bool(x[:, 1:].any()):
                 raise HooklineError(
                     f"a Jacobian lens sums over positions at and after each position, but in "
