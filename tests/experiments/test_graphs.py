@@ -60,8 +60,8 @@ def test_edges_into_features_sum_to_their_pre_activations(models, kind, options)
     _, cache = model.run_with_cache(tokens(0), names_filter="blocks.*.mlp.hook_in")
     for node in features[:: max(1, len(features) // 20)]:
         found = given[node.layer].encode(cache[f"blocks.{node.layer}.mlp.hook_in"][0, node.pos])[node.feature].detach()
-        assert node.activation == pytest.approx(float(found), rel=1e-4)
-        assert node.pre_activation == pytest.approx(node.activation, rel=1e-4)  # ReLU: it is active
+        assert node.activation == pytest.approx(float(found), rel=1e-4, abs=1e-6)
+        assert node.pre_activation == pytest.approx(node.activation, rel=1e-4, abs=1e-6)  # ReLU: it is active
     assert len(graph.of("error")) == 7 * len(given)
     assert len(graph.of("mlp")) == 7 * (4 - len(given))
 

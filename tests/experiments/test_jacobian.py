@@ -112,14 +112,11 @@ def test_batches_of_cotangents_and_repeated_texts_agree(models, monkeypatch) -> 
     whole = jacobian.fit(model, TOKENS)
     for size in (1, 5):
         torch.testing.assert_close(jacobian.fit(model, TOKENS, batch_size=size).matrices, whole.matrices)
-    plain = torch.autograd.grad
 
-    def unbatched(*args, is_grads_batched, **kwargs):
-        if is_grads_batched:
-            raise RuntimeError("Batching rule not implemented")
-        return plain(*args, **kwargs)
+    def unbatched(_function):
+        raise RuntimeError("Batching rule not implemented")
 
-    monkeypatch.setattr(cotangents.torch.autograd, "grad", unbatched)
+    monkeypatch.setattr(cotangents.torch.func, "vmap", unbatched)
     torch.testing.assert_close(jacobian.fit(model, TOKENS, batch_size=5).matrices, whole.matrices)
 
 
@@ -216,14 +213,15 @@ def test_at_the_last_layer_it_reads_what_the_model_predicts(tinyworld, lens) -> 
 
 def test_it_reads_the_stream_times_the_matrix(tinyworld, lens) -> None:
     _, cache = tinyworld.run_with_cache(PROMPT)
-    mapped = cache["resid_post", 1] @ lens.matrix(1).T
+    stream = cache["resid_post", 1]
+    mapped = stream @ lens.matrix(1).T.to(stream)
     logits = tinyworld.module.lm_head(tinyworld.module.transformer.ln_f(mapped))[0].detach()
     mary = tinyworld.to_single_token(" Mary")
     found = lens.read(PROMPT, " Mary", measure="logit").sel(layer=1)
     torch.testing.assert_close(found.values, logits[:, mary], atol=1e-4, rtol=1e-4)
     ranks = lens.read([PROMPT, PROMPT], " Mary", measure="rank", pos=-1)
     assert ranks.axes == ("layer",)
-    assert ranks.values[1] == (logits[-1] > logits[-1, mary]).sum()
+    assert int(ranks.values[1]) == int((logits[-1] > logits[-1, mary]).sum())
 
 
 def test_with_the_identity_it_is_the_logit_lens(tinyworld, lens) -> None:
@@ -238,26 +236,26 @@ def test_directions_are_those_in_which_the_logit_rises(tinyworld, lens) -> None:
     """The gradient of the lens's logit, as the final norm has a fixed scale."""
     h = torch.randn(128, requires_grad=True)
     norm = tinyworld.module.transformer.ln_f
-    mapped = lens.matrix(1) @ h
+    mapped = lens.matrix(1).to(h) @ h
     scale = (mapped - mapped.mean()).square().mean().add(norm.eps).sqrt().detach()
     normed = (mapped - mapped.mean()) / scale * norm.weight + norm.bias
     mary = tinyworld.to_single_token(" Mary")
     (grad,) = torch.autograd.grad(tinyworld.module.lm_head(normed)[mary], h)
-    torch.testing.assert_close(lens.directions(" Mary", 1)[0] / scale, grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(lens.directions(" Mary", 1)[0] / float(scale), grad, atol=1e-5, rtol=1e-4)
 
 
 def test_edits_along_the_directions(tinyworld, lens) -> None:
     mary, john = (lens.directions(each, 2)[0] for each in (" Mary", " John"))
-    units = torch.stack([mary / mary.norm(), john / john.norm()])
     name = "blocks.2.hook_resid_post"
     before = tinyworld.cache(PROMPT, names_filter=name)[name]
+    units = torch.stack([mary / mary.norm(), john / john.norm()]).to(before)
 
     def after(hooks) -> Tensor:
         with tinyworld.hooks(fwd_hooks=hooks):
             return tinyworld.cache(PROMPT, names_filter=name)[name]
 
     steered = after(lens.steer(" Mary", [2], 0.5)) - before
-    torch.testing.assert_close(steered, (0.5 * lens.norms[2] * units[0]).expand_as(before), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(steered, (0.5 * float(lens.norms[2]) * units[0]).expand_as(before), atol=1e-4, rtol=1e-3)
     assert (after(lens.ablate([" Mary", " John"], [2])) @ units.T).abs().max() < 1e-3
     coordinates = [x @ torch.linalg.pinv(units.T).T for x in (before, after(lens.swap(" Mary", " John", [2])))]
     torch.testing.assert_close(coordinates[1], coordinates[0].flip(-1), atol=1e-3, rtol=1e-3)
@@ -343,6 +341,22 @@ def test_models_without_a_causal_stream_are_refused() -> None:
     for module in (encoder("bert", head=True), seq2seq("t5")):
         with pytest.raises(HooklineError, match="decoder-only"):
             jacobian.fit(hookline.hook(module), TOKENS)
+
+
+def test_values_that_are_not_finite_are_refused(models, tinyworld) -> None:
+    broken = [("blocks.1.hook_resid_post", lambda x: x * torch.nan)]
+    with tinyworld.hooks(fwd_hooks=broken), pytest.raises(HooklineError, match="not finite"):
+        jacobian.fit(tinyworld, PROMPT)
+    steep = [("blocks.2.hook_resid_post", lambda x: (1e30 * (1e30 * (x - x.detach()))) + x)]
+    with models["gpt2"].hooks(fwd_hooks=steep), pytest.raises(HooklineError, match=r"Jacobian from .* not finite"):
+        jacobian.fit(models["gpt2"], TOKENS, [1])
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    model = hookline.hook(causal_lm("gpt2").to("meta"))
+    for window in (None, 3):
+        with pytest.raises(HooklineError, match="without weights"):
+            jacobian.fit(model, TOKENS, window=window)
 
 
 def test_a_decoder_that_looks_ahead_is_refused() -> None:

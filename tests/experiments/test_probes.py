@@ -178,7 +178,7 @@ def test_a_direction_that_is_projected_out_is_gone(tinyworld) -> None:
     with tinyworld.hooks(found.project_out(2)):
         x = tinyworld.cache(TEXTS[0])["resid_post", 2]
         again = found.evaluate(tinyworld, TEXTS, ABOUT)
-    torch.testing.assert_close(x @ found.direction(2), torch.zeros(x.shape[:2]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(x @ found.direction(2).to(x), torch.zeros(x.shape[:2]), atol=1e-4, rtol=0)
     assert float(again.values) == 0.5
 
 
@@ -273,7 +273,7 @@ def test_shuffled_labels_are_dealt_to_prompts() -> None:
         ({"texts": TEXTS[:2], "labels": ["a", "b"]}, "too few"),
         ({"texts": [TEXTS[0]] * 4, "labels": ["a", "a", "b", "b"]}, "too few"),
         ({"texts": [*TEXTS[:-1], ""]}, "prompt 39"),
-        ({"texts": TEXTS[0], "labels": ["a"]}, "list of texts"),
+        ({"texts": TEXTS[0], "labels": ["a"]}, "or its Path"),
         ({"pos": token(" France")}, "no position"),
         ({"points": "z"}, "one vector per token"),
         ({"points": "pattern"}, "one vector per token"),

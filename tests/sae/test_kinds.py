@@ -126,6 +126,12 @@ def test_a_checkpoint_of_another_training_is_refused(activations, tmp_path) -> N
     quick(activations, checkpoint=file, k=3)
     with pytest.raises(HooklineError, match=r"lr is 0\.01 here, but 0\.001 there"):
         quick(activations, checkpoint=file, k=3, lr=0.01)
+    for other in (activations + 1, [*activations.split(128)[:7]]):  # also if the training is finished
+        size = {} if isinstance(other, torch.Tensor) else {"batch_size": None}
+        with pytest.raises(HooklineError, match="other data"):
+            quick(other, checkpoint=file, k=3, **size)
+    with pytest.raises(HooklineError, match="fewer batches"):
+        quick(iter(activations.split(128)[:7]), checkpoint=file, k=3, batch_size=None)
     with pytest.raises(HooklineError, match="checkpoint="):
         quick(activations, checkpoint_every=5)
     part = tmp_path / "part.safetensors"
@@ -174,7 +180,11 @@ def test_several_points_from_one_pass(tmp_path) -> None:
         ("batchtopk", {"k": 33}, "k from 1"),
         ("matryoshka", {"levels": [8, 16]}, "levels must be"),
         ("matryoshka", {"levels": [16, 8, 32]}, "levels must be"),
+        ("matryoshka", {"levels": 16}, "levels must be a list"),
         ("jumprelu", {"l0": -1.0}, "l0 must be"),
+        ("l1", {"l1": "2"}, "l1 must be"),
+        ("topk", {"k": "2"}, "k must be"),
+        ("topk", {"seed": "a"}, "seed must be"),
     ],
 )
 def test_options_that_make_no_sense(activations, kind, options, message) -> None:

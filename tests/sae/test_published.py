@@ -1,6 +1,7 @@
 """Published autoencoders by name, from local folders; a feature's page; and the quality by kind of position."""
 
 import json
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -41,6 +42,23 @@ gemma-scope-tiny-pt-res:
   saes:
   - id: layer_3/width_16k
     path: layer_3/width_16k/average_l0_7
+gemma-scope-2-tiny:
+  conversion_func: gemma_3
+  model: google/gemma-3-1b-pt
+  repo_id: google/gemma-scope-2-1b-pt
+  saes:
+  - id: layer_7
+    path: attn_out/layer_7_width_16k_l0_big
+  - id: transcoder
+    path: transcoder/layer_7_width_16k_l0_big
+outside:
+  model: tinyworld
+  repo_id: someone/outside
+  saes:
+  - id: up
+    path: ../other
+  - id: root
+    path: /etc
 strange:
   conversion_func: llama_scope
   model: llama
@@ -73,7 +91,7 @@ def test_by_release_and_id_or_by_hub_id(sae, registry, tmp_path) -> None:
     assert found.cfg.hook_name == POINT
     again = published("someone/tiny-saes", "layers/1", folder=tmp_path / "copy")
     assert torch.equal(again.W_dec, sae.W_dec)
-    assert list(releases(registry)) == ["tiny-res", "gemma-scope-tiny-pt-res", "strange"]
+    assert len(releases(registry)) == 5
 
 
 def test_the_registry_has_the_scaling_factor(registry, tmp_path) -> None:
@@ -90,22 +108,54 @@ def test_the_registry_has_the_scaling_factor(registry, tmp_path) -> None:
     torch.testing.assert_close(found.W_enc, plain.W_enc * 2)
 
 
-def test_gemma_scope(registry, tmp_path) -> None:
+def test_gemma_scope(registry, tmp_path, device) -> None:
     folder = tmp_path / "layer_3" / "width_16k" / "average_l0_7"
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     shapes = {"W_enc": (8, 32), "W_dec": (32, 8), "b_enc": (32,), "b_dec": (8,), "threshold": (32,)}
     arrays = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     np.savez(folder / "params.npz", **arrays)
-    found = published("gemma-scope-tiny-pt-res", "layer_3/width_16k", registry=registry, folder=tmp_path)
+    where = {"registry": registry, "folder": tmp_path, "device": device}
+    found = published("gemma-scope-tiny-pt-res", "layer_3/width_16k", **where)
     assert (found.cfg.hook_name, found.cfg.architecture) == ("blocks.3.hook_resid_post", "jumprelu")
     x = torch.randn(5, 8)
     before = x @ torch.tensor(arrays["W_enc"]) + torch.tensor(arrays["b_enc"])
     expected = before.relu() * (before > torch.tensor(arrays["threshold"]))
     torch.testing.assert_close(found.encode(x), expected)
-    np.savez(folder / "params.npz", **{name: x for name, x in arrays.items() if name != "threshold"})
-    with pytest.raises(HooklineError, match="expected"):
-        published("gemma-scope-tiny-pt-res", "layer_3/width_16k", registry=registry, folder=tmp_path)
+    for changes, why in (
+        ({"threshold": None}, "has the tensors"),
+        ({"W_enc": arrays["W_enc"] * np.nan}, "not finite"),
+        ({"W_enc": arrays["W_enc"].astype(int)}, "float dtype"),
+        ({"W_enc": arrays["b_enc"]}, "no matrix W_enc"),
+        ({"W_enc": np.array([None])}, "allow_pickle"),
+    ):
+        given = {name: x for name, x in (arrays | changes).items() if x is not None}
+        np.savez(folder / "params.npz", **given)
+        with pytest.raises(HooklineError, match=why):
+            published("gemma-scope-tiny-pt-res", "layer_3/width_16k", **where)
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 1000)}\n"
+    with ZipFile(folder / "params.npz", "w") as file:
+        file.writestr("W_enc.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(HooklineError, match="cannot be read"):
+        published("gemma-scope-tiny-pt-res", "layer_3/width_16k", **where)
+
+
+def test_gemma_scope_2(registry, tmp_path, device) -> None:
+    random = torch.Generator().manual_seed(0)
+    shapes = {"w_enc": (8, 32), "w_dec": (32, 8), "b_enc": (32,), "b_dec": (8,), "threshold": (32,)}
+    arrays = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+    folder = tmp_path / "attn_out" / "layer_7_width_16k_l0_big"
+    folder.mkdir(parents=True)
+    save_file(arrays, folder / "params.safetensors")
+    where = {"registry": registry, "folder": tmp_path, "device": device}
+    found = published("gemma-scope-2-tiny", "layer_7", **where)
+    assert (found.cfg.hook_name, found.cfg.reshape_activations) == ("blocks.7.attn.hook_z", "hook_z")
+    x = torch.randn(5, 2, 4)  # two heads
+    before = x.flatten(1) @ arrays["w_enc"] + arrays["b_enc"]
+    torch.testing.assert_close(found.encode(x), before.relu() * (before > arrays["threshold"]))
+    folder.parent.rename(tmp_path / "transcoder")
+    with pytest.raises(HooklineError, match="not of the residual stream"):
+        published("gemma-scope-2-tiny", "transcoder", **where)
 
 
 def test_names_that_do_not_exist(registry, tmp_path) -> None:
@@ -117,6 +167,11 @@ def test_names_that_do_not_exist(registry, tmp_path) -> None:
         published("strange", "a", registry=registry)
     with pytest.raises(HooklineError, match="there is no autoencoder"):
         published("tiny-res", "layer 1", registry=registry, folder=tmp_path)
+    for name in ("up", "root"):
+        with pytest.raises(HooklineError, match="not a folder in the repository"):
+            published("outside", name, registry=registry, folder=tmp_path)
+    with pytest.raises(HooklineError, match=r"is a folder: use SparseAutoencoder\.load"):
+        published(str(tmp_path), "layer 1", registry=registry)
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(HooklineError, match="registry"):
         releases(tmp_path / "bad.yaml")
@@ -160,5 +215,6 @@ def test_quality_by_position(sae) -> None:
     loss = model.run_with_hooks(TEXTS[0], fwd_hooks=[(POINT, spliced)], return_type="loss")
     assert only.loss_spliced == pytest.approx(loss.item(), rel=1e-4)
     assert "recovered" in repr(found)
-    with pytest.raises(HooklineError, match="no tokens"):
-        evaluate_by_position(sae, model, [])
+    for nothing in ([], ["Mary"]):
+        with pytest.raises(HooklineError, match="no tokens"):
+            evaluate_by_position(sae, model, nothing)

@@ -64,7 +64,7 @@ def test_files_hold_what_was_saved(tmp_path, format, options) -> None:
         assert one[1].equal(other[1])
 
 
-def test_files_of_cross_layer_transcoders_are_those_of_circuit_tracer(tmp_path) -> None:
+def test_files_of_cross_layer_transcoders_are_those_of_circuit_tracer(tmp_path, device) -> None:
     made = cross_layer(threshold=True)
     made.save(tmp_path / "made")
     config = yaml.safe_load((tmp_path / "made" / "config.yaml").read_text())
@@ -75,7 +75,7 @@ def test_files_of_cross_layer_transcoders_are_those_of_circuit_tracer(tmp_path) 
         **{"W_enc_1": (F, D), "b_enc_1": (F,), "b_dec_1": (D,), "threshold_1": (F,)}
     }
     assert load_file(tmp_path / "made" / "W_dec_1.safetensors")["W_dec_1"].shape == (F, N - 1, D)
-    found = Transcoders.load(tmp_path / "made")
+    found = Transcoders.load(tmp_path / "made", device=device)
     x = {layer: torch.randn(3, D) for layer in range(N)}
     for layer, y in made.outputs(x).items():
         assert found.outputs(x)[layer].equal(y)
@@ -131,6 +131,10 @@ def test_a_transcoder_has_matching_weights() -> None:
     given = weights(0)
     with pytest.raises(HooklineError, match="W_dec of the transcoder of layer 3"):
         Transcoder(3, given | {"W_dec": given["W_dec"][:-1]})
+    with pytest.raises(HooklineError, match="layer 3 has no W_dec"):
+        Transcoder(3, {name: x for name, x in given.items() if name != "W_dec"})
+    with pytest.raises(HooklineError, match="b_dec of the transcoder of layer 3"):
+        Transcoder(3, given | {"b_dec": given["b_dec"][:3]})
     with pytest.raises(HooklineError, match="no weights named scale"):
         Transcoder(3, given | {"scale": given["b_enc"]})
     with pytest.raises(HooklineError, match="earlier layers"):
@@ -162,12 +166,13 @@ def test_transcoders_of_another_model_layer_or_width_are_refused() -> None:
 @pytest.mark.parametrize(
     "options", [{"kind": "topk", "k": 6}, {"kind": "l1", "l1": 0.1}, {"k": 6, "cross_layer": True}]
 )
-def test_training_on_a_store(tmp_path, options) -> None:
+def test_training_on_a_store(tmp_path, options, device) -> None:
     model = hookline.hook(tiny_models.causal_lm("llama"))
     texts = torch.randint(3, 60, (24, 12), generator=torch.Generator().manual_seed(0))
     points = ["blocks.*.mlp.hook_in", "blocks.*.hook_mlp_out"]
     store = hookline.harvest(model, texts, points, tmp_path / "store", progress=False)
-    training = train_transcoders(store, d_sae=96, steps=60, batch_size=96, lr=1e-2, progress=False, **options)
+    how = {"steps": 60, "batch_size": 96, "lr": 1e-2, "progress": False, "device": device}
+    training = train_transcoders(store, d_sae=96, **how, **options)
     made = training.transcoders
     assert made.layers == [0, 1, 2, 3]
     assert made.is_cross_layer == bool(options.get("cross_layer"))
@@ -199,5 +204,15 @@ def test_training_needs_both_points(tmp_path) -> None:
         train_transcoders(store, d_sae=8, steps=2)
     points = ["blocks.*.mlp.hook_in", "blocks.*.hook_mlp_out"]
     both = hookline.harvest(model, torch.full((2, 5), 7), points, tmp_path / "both", progress=False)
+    for wrong, why in (
+        ({"kind": "gated"}, "kind must be"),
+        ({"k": 9}, "k must be from 1 to d_sae"),
+        ({"k": 0}, "k must"),
+    ):
+        with pytest.raises(HooklineError, match=why):
+            train_transcoders(both, d_sae=8, steps=2, **wrong)
+    options = {"d_sae": 8, "k": 2, "steps": 1, "progress": False, "cross_layer": True}
+    made = train_transcoders(both, layers=[2, 0, 2], **options).transcoders
+    assert [each.writes for each in made] == [(0, 2), (2,)]
     with pytest.raises(HooklineError, match="does not apply"):
         train_transcoders(both, d_sae=8, steps=2, kind="l1", k=3)

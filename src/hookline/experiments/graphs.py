@@ -60,7 +60,7 @@ def attribution_graph(
     and norms are frozen is refused.
     """
     if transcoders is not None and not isinstance(transcoders, Transcoders):
-        transcoders = Transcoders.load(transcoders)
+        transcoders = Transcoders.load(transcoders, device=model.cfg.device)
     if max_features is not None and (isinstance(max_features, bool) or max_features < 1):
         raise HooklineError(f"max_features must be a positive integer or None, got {max_features!r}")
     text = _one_prompt(model, prompt)

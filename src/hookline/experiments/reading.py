@@ -270,7 +270,10 @@ def _activations(
     with torch.no_grad():
         cache = model.cache(**text.one(0), names_filter=list(names.values()))
         found = {layer: _mapped(cache[name][0], width_map) for layer, name in names.items()}
-    for x in found.values():
+    for layer, x in found.items():
+        if not bool(x.isfinite().all()):
+            mapped = "" if width_map is None else ", after width_map,"
+            raise HooklineError(f"the activations of layer {layer}{mapped} are not finite (NaN or infinite)")
         if x.shape[-1] != into.cfg.d_model:
             mapped = "" if width_map is None else " after width_map"
             raise HooklineError(
@@ -284,7 +287,11 @@ def _mapped(x: Float[Tensor, "pos d_model"], width_map: WidthMap | None) -> Floa
     if width_map is None:
         return x
     if not isinstance(width_map, Tensor):
-        return width_map(x)
+        new = width_map(x)
+        if not isinstance(new, Tensor) or new.shape[:-1] != x.shape[:-1]:
+            what = f"the shape {list(new.shape)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
+            raise HooklineError(f"width_map returned {what} for activations of the shape {list(x.shape)}")
+        return new
     if width_map.ndim != 2 or width_map.shape[1] != x.shape[-1]:
         raise HooklineError(
             f"width_map has the shape {list(width_map.shape)}, but activations have width {x.shape[-1]}: pass "

@@ -90,7 +90,7 @@ class SparseAutoencoder(nn.Module):
         found = self.projected(x)
         match self.cfg.architecture:
             case "gated":
-                return relu(found * self.r_mag.exp() + self.b_mag) * (found + self.b_gate > 0)
+                return self.gated(found)
             case "jumprelu":
                 found = found + self.b_enc
                 return relu(found) * (found > self.threshold)
@@ -98,6 +98,10 @@ class SparseAutoencoder(nn.Module):
                 return self._largest(found + self.b_enc)
             case _:
                 return relu(found + self.b_enc)
+
+    def gated(self, found: Float[Tensor, "*place d_sae"]) -> Float[Tensor, "*place d_sae"]:
+        """Returns the features of a "gated" autoencoder, given what its encoder directions find."""
+        return relu(found * self.r_mag.exp() + self.b_mag) * (found + self.b_gate > 0)
 
     def projected(self, x: Float[Tensor, "*any"]) -> Float[Tensor, "*place d_sae"]:
         """Returns what the encoder directions find in activations, before biases and the nonlinearity."""

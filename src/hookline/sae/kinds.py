@@ -166,11 +166,14 @@ class Gated(TrainedKind):
 
     name, architecture = "gated", "gated"
 
-    def total(self, sae: SparseAutoencoder, x: Tensor, features: Tensor, error: Tensor, step: int) -> Tensor:  # noqa: ARG002
+    def loss(self, sae: SparseAutoencoder, x: Tensor, step: int) -> StepLoss:
         """The penalty is on the gates, which also have to reconstruct, with a decoder that this does not train."""
-        gates = relu(sae.projected(x) + sae.b_gate)
+        found = sae.projected(x)
+        features = sae.gated(found)
+        error = (sae.decode(features) - x).pow(2).sum()
+        gates = relu(found + sae.b_gate)
         of_gates = (gates @ sae.W_dec.detach() + sae.b_dec.detach() - x).pow(2).sum()
-        return error + of_gates + self.plan.l1_coefficient(step) * gates.sum()
+        return StepLoss(features, error, error + of_gates + self.plan.l1_coefficient(step) * gates.sum())
 
 
 KINDS: dict[str, type[TrainedKind]] = {

@@ -54,9 +54,10 @@ class QualityByPosition(dict[str, PositionQuality]):
         head = ["position", "tokens", "norm", "L0", "explained", "loss", "spliced", "zeroed", "recovered"]
         rows = [head]
         for name, q in self.items():
-            losses = [f"{each:.4f}" for each in (q.loss, q.loss_spliced, q.loss_zeroed)]
-            numbers = [f"{q.tokens:,}", f"{q.norm:.1f}", f"{q.l0:.1f}", f"{q.explained_variance:.1%}"]
-            rows.append([name, *numbers, *losses, f"{q.loss_recovered:.1%}"])
+            values = (q.norm, q.l0, q.explained_variance, q.loss, q.loss_spliced, q.loss_zeroed, q.loss_recovered)
+            forms = (".1f", ".1f", ".1%", ".4f", ".4f", ".4f", ".1%")
+            shown = ["–" if math.isnan(x) else format(x, form) for x, form in zip(values, forms, strict=True)]
+            rows.append([name, f"{q.tokens:,}", *shown])
         return rows
 
     def __repr__(self) -> str:
@@ -101,7 +102,7 @@ def evaluate_by_position(
                 sums[name].losses += torch.tensor([loss_sum(model, ids, mask, [hook]) for hook in hooks]).double()
             elif has_loss:
                 sums[name].losses += loss_sum(model, ids, mask, [])
-    if not sum(each.moments.rows for each in sums.values()):
+    if not sum(each.moments.rows for each in sums.values()) or (has_loss and not total[1]):
         raise HooklineError("there are no tokens to evaluate on: pass texts of at least two tokens")
     loss, count = total.tolist()
     return QualityByPosition({name: each.quality(loss, count) for name, each in sums.items()})

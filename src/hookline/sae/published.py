@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.engine.tensorfile import BAD_CONTENT, reason
+from hookline.engine.tensorfile import BAD_CONTENT, read_tensors, reason
 from hookline.errors import HooklineError
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.sae.sae_config import SAEConfig, shapes_of
+from hookline.sae.sae_config import SAEConfig
+from hookline.sae.saefile import checked_weights
 
 _FILE = "pretrained_saes.yaml"
-_FORMATS = (None, "sae_lens", "gemma_2")
-"""The formats that can be read: that of SAELens, and that of Gemma Scope."""
+_FORMATS = (None, "sae_lens", "gemma_2", "gemma_3")
+"""The formats that can be read: that of SAELens, and those of Gemma Scope and Gemma Scope 2."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,13 @@ def published(
         sae = hookline.sae.published("jbloom/GPT2-Small-SAEs-Reformatted", "blocks.8.hook_resid_pre")   # a hub id
 
     `release` is a name in the registry (see `releases`), or a hub id, and then `sae_id` is a folder in it. With
-    `folder`, a copy of the repository, nothing is downloaded. Formats: SAELens's own, and that of Gemma Scope.
+    `folder`, a copy of the repository, nothing is downloaded. Formats: SAELens's own, and those of Gemma Scope.
     """
+    if folder is None and Path(release).is_dir():
+        raise HooklineError(
+            f"{release} is a folder: use SparseAutoencoder.load({str(Path(release) / sae_id)!r}), or pass the name of "
+            f"a release and folder={release!r}"
+        )
     known = Release(release, release, "", {sae_id: sae_id}) if "/" in release else _found(release, registry)
     if sae_id not in known.paths:
         near = get_close_matches(sae_id, list(known.paths), n=4, cutoff=0.3) or list(known.paths)[:4]
@@ -96,10 +104,11 @@ def published(
             f"sae_lens.SAE.from_pretrained, save it with save_model, and use SparseAutoencoder.load"
         )
     path = known.paths[sae_id]
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise HooklineError(f"{sae_id!r} of {release!r} is at {path!r}, which is not a folder in the repository")
     where = Path(folder) / path if folder is not None else _downloaded(known.repo_id, path)
-    if known.format == "gemma_2":
-        sae = _of_gemma_scope(where, known, path)
-        return sae.to(device=device, dtype=dtype)
+    if known.format in ("gemma_2", "gemma_3"):
+        return _of_gemma_scope(where, known, path).to(device=device, dtype=dtype)
     sae = SparseAutoencoder.load(
         where, device=device, dtype=dtype, norm_scaling_factor=(known.scales or {}).get(sae_id)
     )
@@ -127,44 +136,59 @@ def _downloaded(repo_id: str, path: str) -> Path:
 
 
 def _overridden(cfg: SAEConfig, given: Mapping[str, Any]) -> SAEConfig:
-    """A config with what the registry says instead of the file; provenance only."""
-    ours = {each.name for each in fields(SAEConfig)} - {"metadata", "extra", "hook_name"}
+    """A config with what the registry says instead of the file: provenance, and how activations are normalized."""
+    ours = {each.name for each in fields(SAEConfig)} - {"metadata", "extra", *_CHANGED}
     if wrong := sorted(ours & given.keys()):
         raise HooklineError(f"the registry changes {', '.join(wrong)} of the config, which is not supported")
-    rest = {name: value for name, value in given.items() if name != "hook_name"}
-    return replace(cfg, hook_name=given.get("hook_name", cfg.hook_name), metadata={**cfg.metadata, **rest})
+    rest = {name: value for name, value in given.items() if name not in _CHANGED}
+    changed = {name: value for name, value in given.items() if name in _CHANGED}
+    return replace(cfg, **changed, metadata={**cfg.metadata, **rest})
+
+
+_CHANGED = ("hook_name", "normalize_activations")
 
 
 def _of_gemma_scope(where: Path, release: Release, path: str) -> SparseAutoencoder:
-    """An autoencoder of Gemma Scope: one array per weight in params.npz, and everything else in its path."""
-    try:
-        with np.load(where / "params.npz", allow_pickle=False) as arrays:
-            found = {f"W_{name[2:]}" if name.startswith("w_") else name: torch.tensor(x) for name, x in arrays.items()}
-    except (OSError, *BAD_CONTENT) as error:
-        raise HooklineError(f"{where / 'params.npz'} cannot be read: {reason(error)}") from error
-    d_in, d_sae = found["W_enc"].shape if "W_enc" in found else (0, 0)
-    layer = next((part.removeprefix("layer_") for part in path.split("/") if part.startswith("layer_")), None)
-    site = next((name for word, name in _SITES.items() if word in release.repo_id.split("-")), None)
+    """An autoencoder of Gemma Scope: its weights are in one file, and everything else is in its path."""
+    is_second = release.format == "gemma_3"
+    file = where / ("params.safetensors" if is_second else "params.npz")
+    found = {f"W_{name[2:]}" if name.startswith("w_") else name: x for name, x in _arrays(file).items()}
+    layer = re.search(r"layer_(\d+)", path)
+    words = re.split("[-/]", path if is_second else release.repo_id)
+    site = next((name for word, name in _SITES.items() if word in words), None)
     if layer is None or site is None:
         raise HooklineError(f"{release.repo_id}/{path} is not of the residual stream, MLP or attention of a layer")
+    if "W_enc" not in found or found["W_enc"].ndim != 2:
+        raise HooklineError(f"{file} has no matrix W_enc: it has {', '.join(found) or 'nothing'}")
     cfg = SAEConfig(
-        *("jumprelu", d_in, d_sae),
+        *("jumprelu", *found["W_enc"].shape),
         apply_b_dec_to_input=False,
         reshape_activations="hook_z" if site.endswith("hook_z") else "none",
-        hook_name=f"blocks.{layer}.{site}",
+        hook_name=f"blocks.{layer[1]}.{site}",
         metadata={"model_name": release.model, "prepend_bos": True},
     )
-    return _with_weights(cfg, found, where)
-
-
-_SITES = {"res": "hook_resid_post", "mlp": "hook_mlp_out", "att": "attn.hook_z"}
-
-
-def _with_weights(cfg: SAEConfig, found: dict[str, Tensor], where: Path) -> SparseAutoencoder:
-    wanted = shapes_of(cfg)
-    shapes = {name: tuple(x.shape) for name, x in found.items()}
-    if shapes != wanted:
-        raise HooklineError(f"{where / 'params.npz'} has the arrays {shapes}; expected {wanted}")
+    try:
+        weights = checked_weights(found, cfg, file="it")
+    except HooklineError as error:
+        raise HooklineError(f"{file} cannot be used: {error}") from None
     sae = SparseAutoencoder(cfg)
-    sae.load_state_dict({name: x.float() for name, x in found.items()})
+    sae.load_state_dict({name: x.float() for name, x in weights.items()})
     return sae
+
+
+_SITES = {
+    **{"res": "hook_resid_post", "mlp": "hook_mlp_out", "att": "attn.hook_z"},
+    **{"resid_post": "hook_resid_post", "mlp_out": "hook_mlp_out", "attn_out": "attn.hook_z"},
+}
+"""The sites of an autoencoder, by the word in the name of a Gemma Scope repository, or of a Gemma Scope 2 folder."""
+
+
+def _arrays(file: Path) -> dict[str, Tensor]:
+    """The arrays of a file of weights."""
+    if file.suffix == ".safetensors":
+        return read_tensors(file, "sae", called="an autoencoder's weights", writer=None)[0]
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: torch.tensor(x) for name, x in arrays.items()}
+    except (OSError, EOFError, MemoryError, BadZipFile, *BAD_CONTENT) as error:
+        raise HooklineError(f"{file} cannot be read: {reason(error)}") from error

@@ -89,6 +89,11 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a number, and not a boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_count(name: str, value: Any) -> None:
     """Raise unless it is a positive integer."""
     if not is_count(value):

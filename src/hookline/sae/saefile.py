@@ -65,7 +65,7 @@ def read(
     try:
         cfg, is_scaled = config_of(content)
         cfg = cfg if dtype is None else replace(cfg, dtype=str(dtype).removeprefix("torch."))
-        cfg, weights = _folded(cfg, _weights(found, cfg, is_scaled=is_scaled), norm_scaling_factor)
+        cfg, weights = _folded(cfg, checked_weights(found, cfg, is_scaled=is_scaled), norm_scaling_factor)
         return cfg, {name: _cast(name, x, dtype_of(cfg.dtype)) for name, x in weights.items()}
     except HooklineError as error:
         raise HooklineError(f"the autoencoder in {folder} cannot be used: {error}") from None
@@ -189,8 +189,13 @@ def _cast(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
     return new
 
 
-def _weights(found: dict[str, Tensor], cfg: SAEConfig, *, is_scaled: bool) -> dict[str, Tensor]:
-    """The weights by today's names. A factor that scales features before decoding is folded into their directions."""
+def checked_weights(
+    found: dict[str, Tensor], cfg: SAEConfig, *, is_scaled: bool = False, file: str = WEIGHTS
+) -> dict[str, Tensor]:
+    """The weights in a file, by today's names.
+
+    A factor that scales features before decoding is folded into their directions.
+    """
     for name, x in found.items():
         if x.dtype not in DTYPES.values():
             raise HooklineError(f"{name} has dtype {x.dtype}; expected a float dtype")
@@ -199,13 +204,13 @@ def _weights(found: dict[str, Tensor], cfg: SAEConfig, *, is_scaled: bool) -> di
         found["threshold"] = found.pop("log_threshold").exp()
     scales = [found.pop(name) for name in _SCALES if name in found]
     if len(scales) > 1:
-        raise HooklineError(f"{WEIGHTS} has both {' and '.join(_SCALES)}: remove one of them")
+        raise HooklineError(f"{file} has both {' and '.join(_SCALES)}: remove one of them")
     shapes, wanted = {name: tuple(x.shape) for name, x in found.items()}, shapes_of(cfg)
     if scales:
         shapes[_SCALES[0]], wanted[_SCALES[0]] = tuple(scales[0].shape), (cfg.d_sae,)
     if shapes != wanted:
         raise HooklineError(
-            f"{WEIGHTS} has the tensors {_listed(shapes)}; a {cfg.architecture!r} autoencoder with d_in={cfg.d_in} and "
+            f"{file} has the tensors {_listed(shapes)}; a {cfg.architecture!r} autoencoder with d_in={cfg.d_in} and "
             f"d_sae={cfg.d_sae} has {_listed(wanted)}"
         )
     if is_scaled != bool(scales) and not (scales and bool((scales[0] == 1).all())):

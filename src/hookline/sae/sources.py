@@ -45,6 +45,12 @@ class Source:
         return batch if batch.dtype == torch.float64 else batch.float()
 
 
+def bad_rows(x: Float[Tensor, "row d_in"]) -> str:
+    """The end of an error message: how many rows are not finite; empty if all are."""
+    bad = int((~x.isfinite().all(1)).sum())
+    return f": {bad} of {len(x)} rows in this batch of activations have values that are not finite" if bad else ""
+
+
 def placed_batches(
     epoch: Callable[[int], Iterable[Mapping[str, Tensor]]], *, repeats: bool, start: Place | None = None
 ) -> Iterator[tuple[Place, Mapping[str, Tensor]]]:

@@ -17,9 +17,9 @@ from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.dead_features import DeadFeatures, resample
 from hookline.sae.kinds import KINDS
 from hookline.sae.sae_config import SAEConfig, check_count
-from hookline.sae.sources import Data, Place, Source, joint_source, placed_batches, source_of
+from hookline.sae.sources import Data, Place, Source, bad_rows, joint_source, placed_batches, source_of
 from hookline.sae.training_files import TrainingFile
-from hookline.sae.training_plan import L0, L1, K, Metrics, TrainingPlan
+from hookline.sae.training_plan import L0, L1, K, Metrics, TrainingPlan, checked_levels
 from hookline.store import Store
 from hookline.text.outliers import Outliers, Outlying, factor_of, outlying, row_norms
 
@@ -188,14 +188,14 @@ def _plan(
                 f'{name} does not apply to kind="{kind}", which has {" and ".join(KINDS[kind].options)}'
             )
     l1, l0, k = (default if given[name] is None else given[name] for name, default in _DEFAULTS)
-    check_count("d_sae", d_sae)
-    check_count("steps", steps)
+    for name, count in (("d_sae", d_sae), ("steps", steps), ("k", k)):
+        check_count(name, count)
     resampling = max(1, steps // 8) if resample_every is None else resample_every
     logging = log_every or max(1, steps // 50)
     levels: tuple[int, ...] = ()
     if kind == "matryoshka":
         halves = sorted({max(1, d_sae // part) for part in (8, 4, 2, 1)})
-        levels = tuple(halves if given["levels"] is None else given["levels"])
+        levels = tuple(halves if given["levels"] is None else checked_levels(given["levels"]))
     if "k" in KINDS[kind].options and k > d_sae:
         raise HooklineError(f'kind="{kind}" needs k from 1 to d_sae ({d_sae}), not {k!r}')
     return TrainingPlan(
@@ -298,7 +298,7 @@ class Trainer:
         """Scale activations to a mean norm of √d_in, so that hyperparameters are comparable across models."""
         norm = float(x.norm(dim=1).mean())
         if not math.isfinite(norm) or not norm:
-            raise HooklineError(f"the mean norm of the activations is {norm}")
+            raise HooklineError(f"the mean norm of the activations is {norm}{bad_rows(x)}")
         self.scale = self.source.d_in**0.5 / norm
         self.sae.b_dec.copy_(x.mean(0) * self.scale)
 
@@ -307,7 +307,7 @@ class Trainer:
         features, mse, total = self.kind.loss(sae, x, step)
         loss = total / len(x)
         if not bool(loss.isfinite()):
-            raise HooklineError(f"the loss is {loss.item()} at step {step}: lower lr, or check the activations")
+            raise HooklineError(f"the loss is {loss.item()} at step {step}{bad_rows(x) or ': lower lr'}")
         self.optimizer.zero_grad()
         loss.backward()
         self._move(step)
@@ -372,6 +372,9 @@ class _Run:
                 if not all(trainer.steps for trainer in self.trainers.values()):
                     raise
                 is_interrupted = True
+        files = [each.checkpoint for each in self.trainers.values() if each.checkpoint is not None]
+        for file in files if not is_interrupted else ():
+            file.check_seen()
         if not first.is_done and not is_interrupted:
             warn(
                 f"the batches ended after {first.steps} of {total} steps, so the learning rate did not "
@@ -380,8 +383,6 @@ class _Run:
         return {name: each.finished(is_interrupted=is_interrupted) for name, each in self.trainers.items()}
 
     def _run(self, repeats: bool, bar: Any) -> None:
-        if all(trainer.is_done for trainer in self.trainers.values()):
-            return
         places = [trainer.place for trainer in self.trainers.values()]
         start = min((each for each in places if each is not None), default=None) if None not in places else None
         for place, batch in placed_batches(self.epoch, repeats=repeats, start=start):

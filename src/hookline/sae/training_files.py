@@ -30,7 +30,7 @@ class TrainingFile:
     path: Path
     every: int
     sum: str = field(default="", init=False)
-    """The checksum of the last batch before the state was written."""
+    """The checksum of the last batch before the state was written, until the data is compared with it."""
 
     def save(self, trainer: Trainer, batch: Tensor) -> None:
         """Write the state after a batch, whole or not at all."""
@@ -72,10 +72,18 @@ class TrainingFile:
     def check_batch(self, batch: Tensor) -> None:
         """Raise if the data is not the one that the checkpoint was written for."""
         if _sum(batch) != self.sum:
-            raise HooklineError(
-                f"{self.path} was trained on other data: the last batch before it was written differs. Train with the "
-                f"same data, or use another checkpoint"
-            )
+            raise self._other_data("the last batch before it was written differs")
+        self.sum = ""
+
+    def check_seen(self) -> None:
+        """Raise if the data ended before the batch that the checkpoint was written after."""
+        if self.sum:
+            raise self._other_data("here there are fewer batches")
+
+    def _other_data(self, why: str) -> HooklineError:
+        return HooklineError(
+            f"{self.path} was trained on other data: {why}. Train with the same data, or use another checkpoint"
+        )
 
     def _check(self, trainer: Trainer, content: dict[str, Any]) -> None:
         here = json.loads(json.dumps({**asdict(trainer.plan), **_source(trainer)}))

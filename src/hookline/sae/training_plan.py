@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hookline.errors import HooklineError
-from hookline.sae.sae_config import check_count, is_count
+from hookline.sae.sae_config import check_count, is_count, is_number
 
 L1, L0, K = 2.0, 1.0, 16
 _Check: TypeAlias = tuple[Callable[[Any], bool], str]
 _LAST_RESAMPLING = 0.75
 """The fraction of the steps after which no feature is resampled, so that the last ones can converge."""
-_NUMBER: _Check = (lambda x: math.isfinite(x) and x >= 0, "a nonnegative number")
-_FRACTION: _Check = (lambda x: 0 <= x <= 1, "a fraction of the steps, from 0 to 1")
+_NUMBER: _Check = (lambda x: is_number(x) and math.isfinite(x) and x >= 0, "a nonnegative number")
+_FRACTION: _Check = (lambda x: is_number(x) and 0 <= x <= 1, "a fraction of the steps, from 0 to 1")
 _VALID: dict[str, _Check] = {
     "resample_every": (lambda x: x == 0 or is_count(x), "a number of steps, or 0 for never"),
+    "seed": (lambda x: isinstance(x, int), "an integer"),
     **dict.fromkeys(("l1", "l0", "lr"), _NUMBER),
     **dict.fromkeys(("warm_up", "decay", "l1_warm_up"), _FRACTION),
 }
+
+
+def checked_levels(given: Any) -> Sequence[int]:
+    """The levels of a matryoshka, if they are a list."""
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise HooklineError(f"levels must be a list of numbers of features, such as [64, 256], not {given!r}")
+    return given
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,9 @@ class TrainingPlan:
             value = getattr(self, name)
             if not is_valid(value):
                 raise HooklineError(f"{name} must be {expected}, not {value!r}")
-        rising = all(one < two for one, two in zip((0, *self.levels), self.levels, strict=False))
-        if self.levels and not (all(map(is_count, self.levels)) and rising and self.levels[-1] == self.d_sae):
+        are_counts = all(map(is_count, self.levels))
+        rising = are_counts and all(one < two for one, two in zip(self.levels, self.levels[1:], strict=False))
+        if self.levels and not (rising and self.levels[-1] == self.d_sae):
             raise HooklineError(
                 f"levels must be rising numbers of features that end with d_sae={self.d_sae}, not {list(self.levels)}"
             )

@@ -16,7 +16,8 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError
 from hookline.pages.text_tables import table
-from hookline.sae.sae_config import check_count
+from hookline.sae.sae_config import check_count, is_count
+from hookline.sae.sources import bad_rows
 from hookline.sae.training_plan import L1, K, Metrics, TrainingPlan
 from hookline.sae.transcoders import Transcoder, TranscoderOrigin, Transcoders
 from hookline.store import Store, open_store
@@ -78,10 +79,14 @@ def train_transcoders(
     """
     store = open_store(store)
     names = _points(store, layers, reads, writes)
+    if kind not in ("l1", "topk"):
+        raise HooklineError(f'kind must be "l1" or "topk", not {kind!r}')
     if (k if kind == "l1" else l1) is not None:
         raise HooklineError(f'{"k" if kind == "l1" else "l1"} does not apply to kind="{kind}"')
     check_count("batch_size", batch_size)
     chosen = (L1 if l1 is None else l1, K if k is None else k)
+    if kind == "topk" and is_count(k) and k > d_sae:  # type: ignore[operator]
+        raise HooklineError(f"k must be from 1 to d_sae ({d_sae}), not {k}")
     plan = TrainingPlan(kind, d_sae, *chosen, steps, lr, 0.05, 0.2, 0.1, 0, max(1, steps // 50), seed)
     about = store.manifest.about.model
     origin = TranscoderOrigin(reads, writes, about.get("id"), about.get("weights"))
@@ -98,7 +103,7 @@ def _points(store: Store, layers: Sequence[int] | None, reads: str, writes: str)
         if match := pattern.fullmatch(name):
             found.setdefault(int(match[1]), {})[match[2]] = name
     whole = sorted(layer for layer, names in found.items() if len(names) == 2)
-    wanted = whole if layers is None else list(layers)
+    wanted = whole if layers is None else sorted(set(layers))
     missing = [layer for layer in wanted if layer not in whole]
     if missing or not wanted:
         raise HooklineError(
@@ -157,7 +162,7 @@ class _Trainer:
         for name, each in x.items():
             norm = float(each.norm(dim=1).mean())
             if not math.isfinite(norm) or not norm:
-                raise HooklineError(f"the mean norm of the activations at {name!r} is {norm}")
+                raise HooklineError(f"the mean norm of the activations at {name!r} is {norm}{bad_rows(each)}")
             self.scales[name] = each.shape[1] ** 0.5 / norm
         random = torch.Generator().manual_seed(self.plan.seed)
         layers = list(self.names)
@@ -185,7 +190,8 @@ class _Trainer:
         errors = torch.stack([(found[layer] - y).pow(2).sum() / len(y) for layer, y in wanted.items()])
         loss = errors.sum() + self.plan.l1_coefficient(step) * penalty
         if not bool(loss.isfinite()):
-            raise HooklineError(f"the loss is {loss.item()} at step {step}: lower lr, or check the activations")
+            found = [f" at {name!r}{bad}" for name, each in x.items() if (bad := bad_rows(each))]
+            raise HooklineError(f"the loss is {loss.item()} at step {step}{(found or [': lower lr'])[0]}")
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.rate(step)
         self.optimizer.zero_grad()

@@ -41,6 +41,9 @@ class Transcoder(nn.Module):
     def __init__(self, layer: int, weights: Mapping[str, Tensor], *, writes: Iterable[int] | None = None) -> None:
         super().__init__()
         self.layer, self.writes = layer, tuple(writes if writes is not None else (layer,))
+        needed = ("W_enc", "b_enc", "W_dec", "b_dec")
+        if missing := [name for name in needed if name not in weights or not weights[name].ndim]:
+            raise HooklineError(f"the transcoder of layer {layer} has no {' and no '.join(missing)}")
         given = {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in weights.items()}
         if given["W_dec"].ndim == 2:
             given["W_dec"] = given["W_dec"][:, None]
@@ -52,7 +55,7 @@ class Transcoder(nn.Module):
     def _check(self, unknown: Mapping[str, Tensor]) -> None:
         if unknown:
             raise HooklineError(f"a transcoder has no weights named {', '.join(unknown)}")
-        d_in, d_sae, d_out = self.d_in, self.d_sae, self.b_dec.shape[-1]
+        d_in, d_sae, d_out = self.W_enc.shape[0], self.W_enc.shape[-1], self.W_dec.shape[-1]
         wanted = {
             **{"W_enc": (d_in, d_sae), "b_enc": (d_sae,), "W_dec": (d_sae, len(self.writes), d_out), "b_dec": (d_out,)},
             **{"threshold": (d_sae,), "W_skip": (d_out, d_in)},
@@ -86,6 +89,11 @@ class Transcoder(nn.Module):
         if x.shape[-1] != self.d_in:
             raise HooklineError(
                 f"the transcoder of layer {self.layer} reads activations of width {self.d_in}, got {list(x.shape)}"
+            )
+        if x.device != self.W_enc.device:
+            raise HooklineError(
+                f"the transcoder of layer {self.layer} is on {self.W_enc.device}, but its input is on {x.device}: "
+                f"transcoders.to({str(x.device)!r})"
             )
         return x.to(self.W_enc) @ self.W_enc + self.b_enc
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hookline.engine.halving import Fit, is_out_of_memory
 from hookline.errors import HooklineError
@@ -81,7 +83,8 @@ class Pullback:
         self.streams = {}  # before the next run, so that only one is in memory
         rows = [self._text.row(0)[0]] * copies
         names = dict.fromkeys([*self._names, self._last])
-        with self._how.autocast(self._model._device):
+        # Backward passes of fused attention cannot be batched: torch would loop over the cotangents.
+        with self._how.autocast(self._model._device), sdpa_kernel(SDPBackend.MATH):
             call = Prompts.of_rows(rows).call(self._model)
             run = lambda hooks: self._model.run_with_hooks(**call, fwd_hooks=hooks)  # noqa: E731
             self.streams = traced_run(run, copies, list(names))[1]
@@ -101,31 +104,44 @@ class Pullback:
                 for x, weight in zip(part, weights, strict=True)
             ]
             found.append(summed)
+            self._check_finite(summed)
         return [torch.cat(each) for each in zip(*found, strict=True)]
+
+    def _check_finite(self, gradients: Sequence[Tensor]) -> None:
+        for name, x in zip(self._names, gradients, strict=True):
+            if not bool(x.isfinite().all()):
+                kind = str(self._how.dtype or self.target.dtype)
+                hint = ": float16 may be too narrow, bfloat16 is not" if kind == "torch.float16" else ""
+                raise HooklineError(
+                    f"the Jacobian from {name!r} has values that are not finite (NaN or infinite), in {kind}{hint}"
+                )
 
     def _part(self, vectors: Float[Tensor, "vector d_model"]) -> list[Float[Tensor, "vector pos d_model"]]:
         """The gradients for some vectors, from one backward pass."""
         if self._how.shares:
             try:
-                seeds = self._seeds(vectors)[:, None]
-                return [x[:, 0] for x in self._pulled(seeds, is_batched=True)]
-            except RuntimeError as error:  # an operation of the model cannot be batched
+                return [x[:, 0] for x in self._pulled_together(self._seeds(vectors)[:, None])]
+            except (RuntimeError, UserWarning) as error:  # an operation of the model cannot be batched
                 if is_out_of_memory(error):
                     raise
                 self._how.shares = False
         self._run(max(self._copies, len(vectors)))  # a last, smaller part does not need another run
         missing = self._copies - len(vectors)
         seeds = torch.nn.functional.pad(self._seeds(vectors), (0, 0, 0, 0, 0, missing))
-        return [x[: len(vectors)] for x in self._pulled(seeds, is_batched=False)]
+        return [x[: len(vectors)] for x in self._pulled(seeds)]
 
     def _seeds(self, vectors: Tensor) -> Float[Tensor, "vector pos d_model"]:
         return vectors.to(self.target)[:, None] * self._counts[:, None].to(self.target)
 
-    def _pulled(self, seeds: Tensor, *, is_batched: bool) -> list[Tensor]:
+    def _pulled_together(self, seeds: Float[Tensor, "vector copy pos d_model"]) -> list[Tensor]:
+        with warnings.catch_warnings():
+            # Torch would loop over the cotangents: repeating the text is faster.
+            warnings.filterwarnings("error", "There is a performance drop", UserWarning)
+            return torch.func.vmap(self._pulled)(seeds)
+
+    def _pulled(self, seeds: Float[Tensor, "copy pos d_model"]) -> list[Tensor]:
         sources = [self.streams[name] for name in self._names]
-        found = torch.autograd.grad(
-            self.target, sources, seeds, retain_graph=True, is_grads_batched=is_batched, allow_unused=True
-        )
+        found = torch.autograd.grad(self.target, sources, seeds, retain_graph=True, allow_unused=True)
         for name, x in zip(self._names, found, strict=True):
             if x is None:
                 raise HooklineError(f"the final stream of {self._model.cfg.architecture} does not depend on {name!r}")
@@ -134,9 +150,13 @@ class Pullback:
     def check_causal(self) -> None:
         """Raise if the stream at the first position depends on later positions: sums would include earlier targets."""
         self._run(max(1, self._copies))
+        if not bool(self.target.isfinite().all()):
+            raise HooklineError(f"{self._last!r} has values that are not finite (NaN or infinite)")
         seeds = torch.zeros_like(self.target)
         seeds[:, 0] = torch.randn(seeds.shape[-1], generator=torch.Generator().manual_seed(0)).to(seeds)
-        for name, x in zip(self._names, self._pulled(seeds, is_batched=False), strict=True):
+        found = self._pulled(seeds)
+        self._check_finite(found)
+        for name, x in zip(self._names, found, strict=True):
             if bool(x[:, 1:].any()):
                 raise HooklineError(
                     f"a Jacobian lens sums over positions at and after each position, but in "

@@ -32,7 +32,7 @@ class MeanJacobian:
         n = len(sums[0])
         for layer, (rows, count) in enumerate(zip(sums, positions, strict=True)):
             self._total[layer, :n] += rows
-            self._squares[layer, :n] += rows.double().square().sum(-1)
+            self._squares[layer, :n] += torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).square()
             self._positions[layer, :n] += count
             self._squared_positions[layer, :n] += count**2
             if self._products is not None:

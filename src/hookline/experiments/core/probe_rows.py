@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, StoreError
+from hookline.experiments.core.prompts import check_has_weights
 from hookline.model import HookedModel
 from hookline.store.examples import Examples, as_text
 from hookline.store.harvesting import Harvest
@@ -56,7 +57,10 @@ def _of_texts(
     model: HookedModel, texts: Any, points: Sequence[HookPoint], pos: Positions, batch_size: int
 ) -> ProbeRows:
     if isinstance(texts, str):
-        raise HooklineError(f"texts must be a list of texts, one for each label; got the text {texts!r:.60}")
+        raise HooklineError(
+            f"texts must be a list of texts, one for each label, or a store, or its Path; got the text {texts!r:.60}"
+        )
+    check_has_weights(model)
     work = Harvest(model, list(points), HarvestOptions(pos, batch_size=batch_size))
     examples, numbers = Examples(texts, None, as_text), list[Tensor]()
     found: dict[str, list[Tensor]] = {point.canonical_name: [] for point in points}

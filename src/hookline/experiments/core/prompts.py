@@ -164,6 +164,7 @@ class Prompts:
 
 def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
     """Texts, tokens or inputs with images as rows."""
+    check_has_weights(model)
     if isinstance(prompt, Mapping):
         return _with_images(model, [prompt])
     if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
@@ -176,6 +177,14 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
         return Prompts.of_rows(rows)
     ids, mask = model._inputs(prompt, None, None)  # type: ignore[arg-type]
     return Prompts(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+
+
+def check_has_weights(model: HookedModel) -> None:
+    """Raise if the model was loaded without its weights."""
+    embed = model._points.anatomy.main.embed
+    weight = next(embed.parameters(), None)
+    if weight is not None and weight.is_meta and not hasattr(embed, "_hf_hook"):  # accelerate loads offloaded weights
+        raise HooklineError('the model is on the device "meta", without weights, and cannot be run: load it elsewhere')
 
 
 def _are_ids(given: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of
+from hookline.experiments.core.prompts import Prompt, Prompts, check_has_weights, prompts_of
 from hookline.model import HookedModel
 
 
@@ -24,6 +24,7 @@ def windows_of(model: HookedModel, texts: Prompt, window: int | None) -> list[Pr
         return [text.only(row) for row in range(len(text))]
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise HooklineError(f"window is a number of tokens, at least 1, or None for whole texts, got {window!r}")
+    check_has_weights(model)
     model._text.check_length(window)
     found = []
     for number, ids in enumerate(_token_rows(model, texts)):
