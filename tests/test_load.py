@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from tiny_models import causal_lm
 from typer.testing import CliRunner
 
 import hookline
@@ -148,3 +150,29 @@ def test_several_devices_need_accelerate(option, monkeypatch) -> None:
     monkeypatch.setattr(sys.modules["hookline.loading"], "find_spec", lambda name: None)
     with pytest.raises(HooklineError, match=rf'{option} needs accelerate: pip install "hookline\[distributed\]"'):
         hookline.load("tinyworld", **{option: "auto"})
+
+
+def test_a_soft_cap_that_sdpa_leaves_out_is_told() -> None:
+    """Some versions of transformers accept sdpa for such a model, and drop the cap."""
+    model = causal_lm("gemma2")
+    assert model.config.attn_logit_softcapping
+    hookline.hook(model)
+    model.config._attn_implementation = "sdpa"
+    with pytest.warns(match=r"soft cap \(.*attn_implementation='eager'"):
+        hookline.hook(model)
+
+
+def test_a_model_of_the_package_has_all_its_weights(monkeypatch, tmp_path) -> None:
+    """A version of transformers with other names of modules would fill the rest with random numbers."""
+    where = Path(hookline.__file__).parent / "demo/assets/tinyworld"
+    shutil.copytree(where, tmp_path / "tinyworld")
+    weights = load_file(where / "model.safetensors")
+    name = next(name for name in weights if name.endswith("mlp.c_fc.weight"))
+    weights[f"other.{name}"] = weights.pop(name)
+    save_file(weights, tmp_path / "tinyworld/model.safetensors", {"format": "pt"})
+    found = sys.modules["hookline.loading"].find_model
+    monkeypatch.setattr(
+        sys.modules["hookline.loading"], "find_model", lambda *args: found(*args)._replace(path=tmp_path / "tinyworld")
+    )
+    with pytest.raises(HooklineError, match=r"mlp\.c_fc\.weight.*transformers"):
+        hookline.load("tinyworld")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,10 +39,9 @@ print(hookline.__version__)
 
 
 def built(folder: Path, tools: Path) -> list[Path]:
-    """The two files, built from a clean copy of the sources, and checked."""
-    before = {*folder.glob("*")}
+    """The two files, built in a folder and checked."""
     run(tools / "bin/python", "-m", "build", "--outdir", folder, ROOT)
-    files = sorted({*folder.glob("*")} - before) or sorted(folder.glob("*"))
+    files = sorted(folder.iterdir())
     run(tools / "bin/python", "-m", "twine", "check", "--strict", *files)
     return files
 
@@ -109,15 +109,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--packages", type=Path, help="a site-packages folder with the dependencies")
     asked = parser.parse_args()
-    asked.out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         tools = environment(Path(folder) / "tools", None)
         run(tools / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "build", "twine")
-        files = built(asked.out, tools)
-    for path in files:
-        names = check_contents(path)
-        print(f"{path.name}: {path.stat().st_size:,} bytes, {len(names)} files")
-    try_wheel(next(path for path in files if path.suffix == ".whl"), asked.packages)
+        files = built(Path(folder) / "dist", tools)
+        for path in files:
+            names = check_contents(path)
+            print(f"{path.name}: {path.stat().st_size:,} bytes, {len(names)} files")
+        try_wheel(next(path for path in files if path.suffix == ".whl"), asked.packages)
+        asked.out.mkdir(exist_ok=True)
+        for path in files:
+            shutil.copy2(path, asked.out)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -48,8 +48,7 @@ print(json.dumps(found | {"failed": failed}))
 """
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What came out of one combination."""
 
     python: str
@@ -109,9 +108,9 @@ def tried(path: Path, tests: list[str], seconds: float) -> Row:
     try:
         run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=given, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Row(row.python, row.torch, row.transformers, row.smoke, f"error: not finished after {seconds:.0f} s")
+        return row._replace(tests=f"error: not finished after {seconds:.0f} s")
     print("\n".join(line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))))
-    return Row(row.python, row.torch, row.transformers, row.smoke, run.stdout.strip().splitlines()[-1])
+    return row._replace(tests=run.stdout.strip().splitlines()[-1])
 
 
 def versions(python: str) -> list[str]:

@@ -15,7 +15,7 @@ from torch import nn
 
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
 from hookline.transformer.empty import dtype_in, from_pretrained_empty, quiet_loading
@@ -50,6 +50,7 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     model = _model_inside(module)
     anatomy = find_anatomy(model) if _is_model(model) else None
     if anatomy is not None:
+        _warn_of_dropped_caps(model)
         text, processor = _text_and_more(tokenizer)
         hooked: HookedModule = HookedModel(model, text, anatomy, processor)
         if model is not module:
@@ -89,6 +90,19 @@ def _model_inside(module: nn.Module) -> nn.Module:
         model = model._modules[name]  # type: ignore[assignment]
         model = model.module if isinstance(model, Delegate) else model
     return model
+
+
+def _warn_of_dropped_caps(model: nn.Module) -> None:
+    """Warn of attention scores without their soft cap, which some versions of transformers leave out with sdpa."""
+    config: Any = model.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    cap = getattr(config, "attn_logit_softcapping", None)
+    is_theirs = type(model).__module__.startswith("transformers.")
+    if cap is not None and is_theirs and getattr(config, "_attn_implementation", None) == "sdpa":
+        warn(
+            f"attention of {type(model).__name__} has a soft cap ({cap}), which sdpa leaves out: activations differ "
+            f"from those of the trained model. Load it with attn_implementation='eager'"
+        )
 
 
 def _model_deeper_in(module: nn.Module) -> str:
@@ -154,11 +168,27 @@ def load(
         kwargs |= {"local_files_only": True} if where.is_cached_only else {}
         cls, is_empty = _class_for(where.path, kwargs), device is not None and torch.device(device).type == "meta"
         make = partial(from_pretrained_empty, cls) if is_empty else cls.from_pretrained
+        if name in EMBEDDED and not is_empty:
+            make = partial(_complete, make)
         module = make(where.path, dtype=dtype, **kwargs).eval()
         processor = _processor_for(where.path, module, kwargs)
     model = hook(module.to(device) if device is not None and not is_empty else module, processor)
     assert isinstance(model, HookedModel)  # otherwise `hook` raises, with the reason
     return model
+
+
+def _complete(from_pretrained: Any, path: Path, **kwargs: Any) -> nn.Module:
+    """A model of the package; raises if it would have random weights, under module names of another version."""
+    module, about = from_pretrained(path, **kwargs, output_loading_info=True)
+    missing = sorted({*about["missing_keys"]} - {*getattr(module, "all_tied_weights_keys", ())})
+    if missing:
+        from transformers import __version__ as version
+
+        raise HooklineError(
+            f"{path.name} has no {missing[0]} ({len(missing)} in all) under the names of transformers {version}: "
+            f"install a version that this version of hookline supports"
+        )
+    return module
 
 
 def outline(name: str | Path, *, dtype: torch.dtype | str | None = None) -> HookedModel:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from typing import Any
 
 import typer.core
@@ -53,18 +52,20 @@ class Commands(typer.core.TyperGroup):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        **options: Any,
+        windows_expand_args: bool = True,
+        **extra: Any,
     ) -> Any:
         """Run a command and exit with its status."""
-        run = partial(super().main, prog_name=prog_name, complete_var=complete_var, standalone_mode=False, **options)
+        rest: dict[str, Any] = {"prog_name": prog_name, "complete_var": complete_var, "standalone_mode": False}
+        rest |= {"windows_expand_args": windows_expand_args, **extra}
         if not standalone_mode:
-            return run(args)
+            return super().main(args, **rest)
         args = list(sys.argv[1:] if args is None else args)
         wants_json = "--json" in args
         _escape_what_cannot_be_encoded()
         try:
             with redirect_stdout(sys.stderr) if wants_json else nullcontext():  # whatever libraries print
-                found = run(args)
+                found = super().main(args, **rest)
             if found == ExitCode.INTERRUPTED:  # what typer makes of it
                 raise KeyboardInterrupt
             status = _shown(found) if isinstance(found, Answer) else int(found or 0)
