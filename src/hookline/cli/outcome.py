@@ -133,10 +133,12 @@ def _is_expected(error: Exception) -> bool:
 def _report(kind: str, message: str, code: ExitCode, as_json: bool) -> ExitCode:
     """Print an error: as JSON on stdout, or as one line on stderr."""
     if as_json:
-        with suppress(OSError):  # the last flush says so
-            print(json.dumps({"error": {"type": kind, "message": message, "exit_code": int(code)}}, indent=1))
-    else:
-        _say(f"error: {one_line(message)}")
+        with suppress(OSError):  # stdout cannot be written to, which may be the error
+            print(
+                json.dumps({"error": {"type": kind, "message": message, "exit_code": int(code)}}, indent=1), flush=True
+            )
+            return code
+    _say(f"error: {one_line(message)}")
     return code
 
 
