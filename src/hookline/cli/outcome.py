@@ -40,7 +40,7 @@ class Answer:
     is_good: bool = True
     """Whether the checks of the command passed; if not, the exit status is 1."""
     then: Callable[[], object] | None = None
-    """What is done after printing: the explorer waits for Ctrl-C."""
+    """What is done after printing, until Ctrl-C: the explorer serves its page."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -82,10 +82,11 @@ class Commands(typer.core.TyperGroup):
 
 def _shown(answer: Answer) -> ExitCode:
     shown = json.dumps(answer.values, indent=1) if answer.as_json else answer.text
-    if shown is not None:
-        print(shown, flush=True)
-    if answer.then is not None:
-        answer.then()
+    with suppress(KeyboardInterrupt) if answer.then is not None else nullcontext():
+        if shown is not None:
+            print(shown, flush=True)
+        if answer.then is not None:
+            answer.then()
     return ExitCode.OK if answer.is_good else ExitCode.CHECK_FAILED
 
 
