@@ -6,7 +6,8 @@
 
 Nothing is downloaded: the models that the tests load from the hub are small ones with random weights, made once in
 FOLDER. Tests about values of the real weights therefore fail in both environments, and do not count. Each test file
-runs in a process of its own. Its results with TransformerLens are kept in FOLDER; with hookline it runs every time.
+runs in a process of its own, forked from one that has imported everything. Results are kept in FOLDER; those with
+TransformerLens are used again.
 OUT in this file says which tests are about the inside of TransformerLens, and why they are left out.
 """
 
@@ -84,11 +85,15 @@ def main() -> None:
     options.add_argument("--again", action="store_true", help="run the tests with TransformerLens again too")
     options.add_argument("--tokenizer", type=Path, help="a folder with vocab.json and merges.txt of GPT-2")
     options.add_argument("--make-models", action="store_true", help=argparse.SUPPRESS)  # in an environment
+    options.add_argument("--run", choices=("there", "here"), help=argparse.SUPPRESS)  # likewise
     given = options.parse_args()
     folder = given.folder.resolve()
     work = folder / "transformer-lens"
     if given.make_models:
         make_models(work / "hf" / "hub", tokenizer_files(folder, given.tokenizer))
+        return
+    if given.run:
+        run_tests(work, {file: report_of(work, given.run, file) for file in json.load(sys.stdin)})
         return
     (work / "offline").mkdir(parents=True, exist_ok=True)
     (work / "offline" / "offline_hub.py").write_text(PLUGIN, encoding="utf-8")
@@ -98,11 +103,23 @@ def main() -> None:
         (work / "hf" / "made").touch()
     if not (work / "tests").exists():  # a copy, without the package beside it, which would be imported
         shutil.copytree(given.checkout / "tests", work / "tests")
+    files = test_files(work, given.only)
     results: dict[str, dict[str, bool]] = {"there": {}, "here": {}}
-    for file in test_files(work, given.only):
-        for name, found in results.items():
-            found |= outcomes(folder, name, file, again=given.again or name == "here")
+    for name, found in results.items():
+        is_new = given.again or name == "here"
+        wanted = [file for file in files if is_new or not report_of(work, name, file).exists()]
+        stand_in = ["-m", "hookline.compat.transformer_lens"] if name == "here" else []
+        command = [folder / name / "bin" / "python", *stand_in, __file__, str(folder), str(given.checkout)]
+        listed = json.dumps(wanted).encode()
+        subprocess.run([*command, "--run", name], input=listed, cwd=work, env=environment(work), check=True)
+        for file in files:
+            found |= outcomes(report_of(work, name, file), file)
     print_table(results["there"], results["here"])
+
+
+def report_of(work: Path, name: str, file: str) -> Path:
+    """Where the results of a test file in an environment are."""
+    return work / name / f"{file.removesuffix('.py').replace('/', '.')}.xml"
 
 
 def test_files(work: Path, only: str) -> list[str]:
@@ -135,13 +152,10 @@ def environment(work: Path) -> dict[str, str]:
     return os.environ | offline
 
 
-def outcomes(folder: Path, name: str, file: str, *, again: bool) -> dict[str, bool]:
-    """Whether each test of a file passes in an environment; skipped tests are not in it."""
-    report = folder / "transformer-lens" / name / f"{file.removesuffix('.py').replace('/', '.')}.xml"
-    if again or not report.exists():
-        run(folder, name, file, report)
+def outcomes(report: Path, file: str) -> dict[str, bool]:
+    """Whether each test of a file passes; skipped tests are not in it."""
     if not report.exists():
-        print(f"{file} did not end with {name}: see {report.with_suffix('.log')}")
+        print(f"{file} did not end: see {report.with_suffix('.log')}")
         return {}
     found: dict[str, bool] = {}
     for case in ElementTree.parse(report).iter("testcase"):
@@ -152,17 +166,26 @@ def outcomes(folder: Path, name: str, file: str, *, again: bool) -> dict[str, bo
     return found
 
 
-def run(folder: Path, name: str, file: str, report: Path) -> None:
-    """Run a test file in an environment."""
-    work = folder / "transformer-lens"
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.unlink(missing_ok=True)
-    stand_in = ["-m", "hookline.compat.transformer_lens"] if name == "here" else []
+def run_tests(work: Path, reports: dict[str, Path]) -> None:
+    """Run test files in this environment, one after the other, and write their reports."""
+    import pytest
+    import transformer_lens
+    import transformers
+
+    assert transformer_lens.HookedTransformer  # imported here, once for all files
+    assert transformers.AutoModelForCausalLM
+    sys.path[0] = str(work)
     plugins = [f"-p{each}" for each in ("offline_hub", "no:cacheprovider", "no:randomly")]
-    flags = ["-q", "-c", os.devnull, f"--rootdir={work}", "-Wignore", "--timeout=120", f"--junitxml={report}"]
-    command = [str(folder / name / "bin" / "python"), *stand_in, "-m", "pytest", file, *plugins, *flags]
-    with report.with_suffix(".log").open("w", encoding="utf-8") as log:
-        subprocess.run(command, cwd=work, env=environment(work), stdout=log, stderr=log, check=False)
+    flags = ["-q", "-c", os.devnull, f"--rootdir={work}", "-Wignore", "--timeout=120"]
+    for file, report in reports.items():
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.unlink(missing_ok=True)
+        if os.fork() == 0:
+            with report.with_suffix(".log").open("w", encoding="utf-8") as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+                os._exit(pytest.main([file, *plugins, *flags, f"--junitxml={report}"]))
+        os.wait()
 
 
 def tokenizer_files(folder: Path, given: Path | None) -> tuple[Path, Path]:
