@@ -20,7 +20,7 @@ from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
 from hookline.transformer.empty import dtype_in, from_pretrained_empty, quiet_loading
 from hookline.transformer.find_anatomy import find_anatomy, language_of, tower_of, unknown_anatomy
-from hookline.transformer.hub import EMBEDDED, as_hookline_error, find_model
+from hookline.transformer.hub import EMBEDDED, as_hookline_error, check_transformers, find_model
 from hookline.transformer.sharded import prepare_sharded
 
 
@@ -163,6 +163,7 @@ def load(
     spread = [option for option in ("distributed_config", "device_map") if kwargs.get(option) is not None]
     if spread and find_spec("accelerate") is None:
         raise HooklineError(f'{spread[0]} needs accelerate: pip install "hookline[distributed]"')
+    check_transformers()
     where = find_model(name, kwargs)
     with quiet_loading(name in EMBEDDED), as_hookline_error(name):
         kwargs |= {"local_files_only": True} if where.is_cached_only else {}

@@ -72,6 +72,15 @@ def test_names_that_other_packages_no_longer_have() -> None:
     )
 
 
+def test_it_refuses_an_older_transformers(tmp_path: Path) -> None:
+    folder = tmp_path / "transformers-4.57.3.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.57.3\n")
+    for code in (INSTALL, "import hookline; hookline.load('tinyworld')"):
+        done = run(sys.executable, "-c", code, path=(tmp_path, SRC))
+        assert "HooklineError: hookline needs transformers 5, not 4.57.3: pip install -U" in done.stderr
+
+
 def test_a_module_that_we_do_not_have_is_not_found() -> None:
     done = run(sys.executable, "-c", INSTALL + "import transformer_lens.lit")
     assert "ModuleNotFoundError" in done.stderr

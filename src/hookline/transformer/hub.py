@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,14 @@ EMBEDDED = ("tinyworld", "tinysight")
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 _TIMEOUT = 10.0
 """Seconds to wait for the hub."""
+
+
+def check_transformers() -> None:
+    """Raise if an older transformers is installed, with what to install."""
+    found = version("transformers")
+    if int(found.partition(".")[0]) < 5:
+        pins = "a library that pins an older one (circuit-tracer) is installed with --no-deps"
+        raise HooklineError(f"hookline needs transformers 5, not {found}: pip install -U 'transformers>=5'; {pins}")
 
 
 class ModelSource(NamedTuple):

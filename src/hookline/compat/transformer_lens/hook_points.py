@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ NamesFilter = Filter
 DeviceType = torch.device | str | None
 
 
-class _Roots(type):
-    """The metaclass of HookedRootModule, of which every model with the methods of TransformerLens is an instance."""
+class _Roots(ABCMeta):
+    """The metaclass of HookedRootModule, of which every model with the methods of TransformerLens is an instance.
+
+    Subclasses may be abstract, as the autoencoders of sae-lens are.
+    """
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return cls.__subclasscheck__(type(instance))

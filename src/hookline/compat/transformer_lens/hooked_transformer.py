@@ -121,6 +121,9 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
     def __getattr__(self, name: str) -> Any:
         if name in NOT_HERE:
             raise AttributeError(f"{name} is not available: {NOT_HERE[name]}")
+        if "module" not in vars(self):
+            own = f"{type(self).__name__}.__init__"
+            raise AttributeError(f"there is no {name} yet: {own} must call HookedTransformer.__init__ first")
         return super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:

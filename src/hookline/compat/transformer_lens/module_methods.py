@@ -75,7 +75,11 @@ class LensModule(HookedModel):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_attached" not in vars(self) or name in ("module", "tokenizer"):
+        if name == "module" and name in vars(self):
+            raise HooklineError(
+                "module is the transformers model, and cannot be replaced: make another model around it"
+            )
+        if "_attached" not in vars(self) or name == "tokenizer":
             super().__setattr__(name, value)
         elif isinstance(value, nn.Module):
             self._attached.put(name, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -36,9 +37,6 @@ _PROCESSING = (
 )
 
 
-_RESERVED = ("module", "_points", "_anatomy", "_attached", "_forward", "_run", "_run_module", "weights")
-"""Names that a subclass must leave alone."""
-
 _loaded: ContextVar[tuple[HookedTransformerConfig, nn.Module] | None] = ContextVar("hookline_lens_loaded", default=None)
 """The module for the model that `from_pretrained` is making, with its config."""
 
@@ -61,8 +59,13 @@ class Pretrained(LensWeights):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        taken = [name for name in _RESERVED if name in vars(cls)]
-        if taken and not cls.__module__.startswith("hookline."):
+        if cls.__module__.startswith("hookline."):
+            return
+        ours = {name for base in cls.__mro__[1:] if base.__module__.startswith("hookline.") for name in vars(base)}
+        private = {name for name in ours if re.match(r"_[^_]", name) and not hasattr(nn.Module, name)}
+        of_instances = {"module", "_points", "_anatomy", "_attached"}
+        taken = sorted((of_instances | {"weights"} | private) & vars(cls).keys())
+        if taken:
             raise HooklineError(f"{cls.__name__} defines {', '.join(taken)}, which HookedTransformer needs: rename it")
 
     def _wrap(self, module: nn.Module, cfg: HookedTransformerConfig) -> None:

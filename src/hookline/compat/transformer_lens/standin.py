@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from hookline.errors import HooklineError
+from hookline.transformer.hub import check_transformers
 
 NAME = "transformer_lens"
 PACKAGE = f"hookline.compat.{NAME}"
@@ -38,6 +39,7 @@ def install() -> Callable[[], None]:
     one starts do not inherit it, unless they are forked: install `packages/transformer-lens` for those. Names that
     these libraries import from other packages, and that are gone there (`REMOVED`, `MOVED`), are put back.
     """
+    check_transformers()
     there = sys.modules.get(NAME)
     package = importlib.import_module(PACKAGE)
     if there is not None and there is not package and not _is_shim(there):

@@ -88,6 +88,11 @@ class Part(Delegate):
         self._model._attached.remove(f"{self._path}.{name}")
 
     @property
+    def name(self) -> str:
+        """Its path, as TransformerLens sets it on every module: `blocks.0.ln1`."""
+        return self._path
+
+    @property
     def _short(self) -> str:
         """Its path in code: model.blocks[0].attn."""
         return "model." + re.sub(r"\.(\d+)", r"[\1]", self._path)
