@@ -63,9 +63,9 @@ def dashboard(
         hookline.sae.dashboard(sae, model, texts, 42).save("feature-42.html")
 
     It has a histogram of the activations, the tokens whose logits the decoder direction raises and lowers most, the `k`
-    texts where the feature is most active, and `k` random ones of all where it is active. Tokens are colored by their
-    activation. The logits are those of the direction itself, without the layers after it and the final norm. Tokens
-    with outlying norms, such as attention sinks, are left out, as in `profile`.
+    texts where the feature is most active, and `k` random ones of all where it is active, if these are more. Tokens are
+    colored by their activation. The logits are those of the direction itself, without the layers after it and the final
+    norm. Tokens with outlying norms, such as attention sinks, are left out, as in `profile`.
     """
     check_feature(sae, feature)
     check_count("k", k)
@@ -83,7 +83,7 @@ def dashboard(
     active = found.active()
     order = torch.randperm(len(active), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = {f"top {at + 1}": number for at, number in enumerate(active[:k])}
-    random = {f"random {at + 1}": active[place] for at, place in enumerate(order[:k])}
+    random = {f"random {at + 1}": active[place] for at, place in enumerate(order[:k])} if len(active) > k else {}
     panels = [_histogram(found), *_logits(sae, model, feature)]
     panels += [_context(model, found, *each) for each in (chosen | random).items()]
     return figure(panels, f"Feature {feature} of {sae.d_sae:,} at {where}", theme)
