@@ -100,6 +100,7 @@ def run_peer(folder: Path, options: Any) -> None:
             lr_end=1e-5,
             lr_warm_up_steps=options.steps // 20,
             lr_decay_steps=options.steps // 5,
+            dead_feature_window=options.steps // 8,  # as hookline's; the default is 1,000 steps
             n_batches_for_norm_estimate=10,
         )
         trainer = SAETrainer(plan, sae, batches(rows, options.batch))
