@@ -147,11 +147,13 @@ def unknown_point(asked: object, known: Iterable[str], *, hint: str = "") -> Unk
     return UnknownPointError(_NoPoint(asked, list(known), hint))
 
 
-def no_match(asked: object, known: Iterable[str]) -> UnknownPointError:
-    """The error for a filter that selects nothing."""
+def no_match(asked: object, known: Iterable[str], hint: str = "") -> UnknownPointError:
+    """The error for a filter that selects nothing; `hint` is a last sentence."""
     names = list(known)
     some = ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
-    return UnknownPointError(f"the filter {asked!r} matches none of the {len(names)} points: {some}")
+    return UnknownPointError(
+        f"the filter {asked!r} matches none of the {len(names)} points: {some}{hint and f'. {hint}.'}"
+    )
 
 
 def describe(hook: Callable[..., Any]) -> str:

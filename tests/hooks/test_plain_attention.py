@@ -152,6 +152,15 @@ def test_nothing_is_intercepted_where_nobody_looks(monkeypatch) -> None:
     assert calls == []
 
 
+def test_a_glob_says_how_to_find_them() -> None:
+    net = hookline.hook(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval())
+    x = torch.randn(1, 3, 8)
+    for glob in ("*.pattern", "*attn.q"):
+        with pytest.raises(hookline.UnknownPointError, match=r"verify\(\*inputs\)\.points"):
+            net.cache(x, names_filter=glob)
+    assert "self_attn.pattern" in net.cache(x, names_filter=net.verify(x).points)
+
+
 def test_a_parent_has_not_the_attention_of_its_children() -> None:
     model = net("fused")
     with pytest.warns(NeverFiredWarning, match="in a child"):

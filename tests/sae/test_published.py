@@ -16,6 +16,7 @@ from hookline.sae import (
     dashboard,
     evaluate,
     evaluate_by_position,
+    profile,
     published,
     releases,
     train,
@@ -193,6 +194,20 @@ def test_the_page_of_a_feature_needs_nothing_else(sae) -> None:
         dashboard(sae, model, [], 0)
     with pytest.raises(HooklineError, match="does not exist"):
         dashboard(sae, model, TEXTS, 48)
+
+
+def test_attention_sinks_are_left_out_of_contexts_and_pages(sae) -> None:
+    model = tinyworld()
+    sink = [(POINT, lambda x: torch.cat([1000 * x[:, :1], x[:, 1:]], 1))]
+    with model.hooks(fwd_hooks=sink):
+        found, whole = (profile(sae, model, TEXTS, k=3, outliers=each) for each in ("exclude", "include"))
+        feature = int((whole.position[:, 0] == 0).int().argmax())
+        pages = [str(dashboard(sae, model, TEXTS, feature, outliers=each)) for each in ("exclude", "include")]
+    assert whole.rows - found.rows == len(TEXTS)
+    assert 0 not in found.position
+    assert 0 in whole.position
+    assert f"without {len(TEXTS)} attention sinks" in pages[0]
+    assert "attention sinks" not in pages[1]
 
 
 def test_quality_by_position(sae) -> None:

@@ -46,6 +46,7 @@ _EVENT = re.compile(r"(?:(?P<path>.*)[.:]|:?)(?P<event>input|output|q|k|scores|p
 _KINDS = {"input": Kind.INPUT, "output": Kind.OUTPUT, **NAMES}
 _EVENTS = {kind: name for name, kind in _KINDS.items()}
 _SELECTIONS = 1000  # lists of names whose points are remembered
+_BY_RUN = "A run shows which modules compute attention: pass verify(*inputs).points, or names without globs"
 _NAME = re.compile(r"(?P<base>[^\[\]#]*)(?P<items>(?:\[[^\[\]]+\])*)(?:#(?P<call>\d+))?")
 
 
@@ -330,7 +331,8 @@ class Points:
     def _matching(self, asked: object, predicate: Callable[[str], Any]) -> list[HookPoint]:
         chosen = [point for name, point in self.hook_dict.items() if predicate(name)]
         if not chosen:
-            raise no_match(asked, self.hook_dict)
+            is_in_attention = isinstance(asked, str) and asked.rpartition(".")[2] in NAMES
+            raise no_match(asked, self.hook_dict, _BY_RUN if is_in_attention else "")
         return chosen
 
     def _own(self, asked: nn.Module) -> HookPoint:

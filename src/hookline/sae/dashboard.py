@@ -18,6 +18,7 @@ from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.sae_config import check_count
 from hookline.sae.splice import check_feature
 from hookline.sae.texts import point_of, text_batches
+from hookline.text.outliers import Outliers, outlying, row_norms
 
 _BINS, _TOKENS, _WINDOW = 12, 10, 24
 
@@ -29,9 +30,12 @@ class _Activity:
     tokens: dict[int, Tensor] = field(default_factory=dict)
     """The tokens of each text, and the activation at each."""
     values: dict[int, Float[Tensor, " pos"]] = field(default_factory=dict)
+    left_out: int = 0
+    """The number of outlying tokens, where it does not count, and is shown as 0."""
 
     @property
     def every(self) -> Float[Tensor, " token"]:
+        """The activation at all tokens of all texts."""
         return torch.cat(list(self.values.values()))
 
     def active(self) -> list[int]:
@@ -50,6 +54,7 @@ def dashboard(
     k: int = 6,
     point: str | None = None,
     batch_size: int = 16,
+    outliers: Outliers = "exclude",
     seed: int = 0,
     theme: Literal["light", "dark"] | None = None,
 ) -> HtmlPage:
@@ -58,8 +63,9 @@ def dashboard(
         hookline.sae.dashboard(sae, model, texts, 42).save("feature-42.html")
 
     It has a histogram of the activations, the tokens whose logits the decoder direction raises and lowers most, the `k`
-    texts where the feature is most active, and `k` random ones of all where it is active. Tokens are colored by their
-    activation. The logits are those of the direction itself, without the layers after it and the final norm.
+    texts where the feature is most active, and `k` random ones of all where it is active, if these are more. Tokens are
+    colored by their activation. The logits are those of the direction itself, without the layers after it and the final
+    norm. Tokens with outlying norms, such as attention sinks, are left out, as in `profile`.
     """
     check_feature(sae, feature)
     check_count("k", k)
@@ -67,6 +73,8 @@ def dashboard(
     where, found = point_of(sae, point), _Activity()
     for rows, _, _ in text_batches(sae, model, texts, where, batch_size):
         values = sae.encode(rows[where])[:, feature].float().cpu()
+        is_out, left_out = outlying(row_norms(rows[where]), outliers)
+        values[is_out.cpu()], found.left_out = 0.0, found.left_out + left_out.count
         for number in rows.example.unique().tolist():
             is_here = rows.example == number
             found.tokens[number], found.values[number] = rows.token[is_here], values[is_here]
@@ -75,16 +83,17 @@ def dashboard(
     active = found.active()
     order = torch.randperm(len(active), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = {f"top {at + 1}": number for at, number in enumerate(active[:k])}
-    random = {f"random {at + 1}": active[place] for at, place in enumerate(order[:k])}
-    panels = [_histogram(found.every), *_logits(sae, model, feature)]
+    random = {f"random {at + 1}": active[place] for at, place in enumerate(order[:k])} if len(active) > k else {}
+    panels = [_histogram(found), *_logits(sae, model, feature)]
     panels += [_context(model, found, *each) for each in (chosen | random).items()]
     return figure(panels, f"Feature {feature} of {sae.d_sae:,} at {where}", theme)
 
 
-def _histogram(values: Float[Tensor, " token"]) -> dict[str, Any]:
+def _histogram(found: _Activity) -> dict[str, Any]:
     """The positive activations by size."""
-    positive = values[values > 0]
-    caption = f"active at {len(positive):,} of {len(values):,} tokens ({len(positive) / len(values):.2%})"
+    positive, total = found.every[found.every > 0], len(found.every) - found.left_out
+    caption = f"active at {len(positive):,} of {total:,} tokens ({len(positive) / total:.2%})"
+    caption += f" without {found.left_out:,} attention sinks" if found.left_out else ""
     if not len(positive):
         return _bars("Activations", f"{caption}: no text activates this feature", ["0"], torch.zeros(1))
     most = float(positive.max())

@@ -160,8 +160,9 @@ def _of_gemma_scope(where: Path, release: Release, path: str) -> SparseAutoencod
         raise HooklineError(f"{release.repo_id}/{path} is not of the residual stream, MLP or attention of a layer")
     if "W_enc" not in found or found["W_enc"].ndim != 2:
         raise HooklineError(f"{file} has no matrix W_enc: it has {', '.join(found) or 'nothing'}")
+    d_in, d_sae = found["W_enc"].shape
     cfg = SAEConfig(
-        *("jumprelu", *found["W_enc"].shape),
+        *("jumprelu", d_in, d_sae),
         apply_b_dec_to_input=False,
         reshape_activations="hook_z" if site.endswith("hook_z") else "none",
         hook_name=f"blocks.{layer[1]}.{site}",

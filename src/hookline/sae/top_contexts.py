@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
@@ -18,6 +18,7 @@ from hookline.sae.sae_config import check_count
 from hookline.sae.splice import check_feature
 from hookline.sae.texts import point_of, text_batches
 from hookline.store import Rows, Store
+from hookline.text.outliers import Outliers, outlying, row_norms
 
 _WINDOW = 12
 """The number of tokens shown before a token; half as many are shown after it."""
@@ -110,12 +111,14 @@ def top_contexts(
     *,
     point: str | None = None,
     batch_size: int = 16,
+    outliers: Outliers = "exclude",
 ) -> Contexts:
     """The tokens in texts, or in a store of activations, where a feature is most active: see `profile`.
 
     top_contexts(sae, model, texts, 42)     #    9.204  ' France'  The capital of« France» is Paris.
     """
-    return profile(sae, model, texts, features=[feature], k=k, point=point, batch_size=batch_size).top(feature)
+    options: dict[str, Any] = {"point": point, "batch_size": batch_size, "outliers": outliers}
+    return profile(sae, model, texts, features=[feature], k=k, **options).top(feature)
 
 
 @torch.no_grad()
@@ -128,6 +131,7 @@ def profile(
     k: int = 10,
     point: str | None = None,
     batch_size: int = 16,
+    outliers: Outliers = "exclude",
 ) -> Profile:
     """Find the top contexts of each feature in one pass over texts or a store of activations.
 
@@ -135,7 +139,9 @@ def profile(
         found.about(" France")      # [(42, 1.0), …]: the features that are most active at that token
         found.top(42)               # the texts
 
-    With a store the model is not run, only used to decode tokens. Memory: k contexts per feature.
+    With a store the model is not run, only used to decode tokens. Memory: k contexts per feature. Tokens whose norm is
+    over 10 times the median of their batch, such as attention sinks, are left out, as in `train`: most features would
+    be most active there. `outliers="include"` keeps them.
     """
     check_count("k", k)
     where = point_of(sae, point)
@@ -150,8 +156,10 @@ def profile(
     else:
         batches = (rows for rows, _, _ in text_batches(sae, model, texts, where, batch_size))
     for rows in batches:
-        found = sae.encode(rows[where].flatten(1).to(sae.device))
-        best.update(found if features is None else found[:, chosen], rows)
+        x = rows[where].flatten(1).to(sae.device)
+        kept = ~outlying(row_norms(x), outliers)[0]
+        found = sae.encode(x[kept])
+        best.update(found if features is None else found[:, chosen], rows, kept.cpu())
         if store is None:  # keep the tokens of texts that appear in a context
             tokens |= {number: rows.token[rows.example == number] for number in rows.example.unique().tolist()}
             tokens = {number: tokens[number] for number in best.examples() if number in tokens}
@@ -178,12 +186,12 @@ class _Best:
         self.activation = torch.zeros(features, k)
         self.places = torch.full((3, features, k), -1)
 
-    def update(self, found: Float[Tensor, "row feature"], rows: Rows) -> None:
-        """Add the features of rows."""
+    def update(self, found: Float[Tensor, "kept feature"], rows: Rows, kept: Bool[Tensor, " row"]) -> None:
+        """Add the features of those rows that are kept."""
         self.rows += len(found)
         self.active += (found > 0).sum(0).double().cpu()
         values, index = found.T.float().topk(min(self.k, len(found)), dim=1)
-        places = torch.stack([each.long() for each in (rows.token, rows.example, rows.position)])
+        places = torch.stack([each.long()[kept] for each in (rows.token, rows.example, rows.position)])
         activation = torch.cat([self.activation, values.cpu()], 1)
         candidates = torch.cat([self.places, places[:, index.cpu()]], 2)
         self.activation, kept = activation.topk(self.k, dim=1)

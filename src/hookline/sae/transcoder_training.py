@@ -190,8 +190,8 @@ class _Trainer:
         errors = torch.stack([(found[layer] - y).pow(2).sum() / len(y) for layer, y in wanted.items()])
         loss = errors.sum() + self.plan.l1_coefficient(step) * penalty
         if not bool(loss.isfinite()):
-            found = [f" at {name!r}{bad}" for name, each in x.items() if (bad := bad_rows(each))]
-            raise HooklineError(f"the loss is {loss.item()} at step {step}{(found or [': lower lr'])[0]}")
+            bad = [f" at {name!r}{rows}" for name, each in x.items() if (rows := bad_rows(each))]
+            raise HooklineError(f"the loss is {loss.item()} at step {step}{(bad or [': lower lr'])[0]}")
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.rate(step)
         self.optimizer.zero_grad()

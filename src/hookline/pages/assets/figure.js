@@ -73,9 +73,10 @@ function barPanel(panel, figure) {
   const shares = Array.from(values, (value) => value - origin);
   const texts = labels.map((label) => named(axis, label));
   const most = largest(shares), longest = Math.max(...texts.map((text) => Math.min(26, text.length)));
+  const areCounts = values.every(Number.isInteger);
   const rows = texts.map((text, at) => ({
     label: cut(text, 26), place: { [axis]: at },
-    values: [{ value: Number.isNaN(shares[at]) ? 0 : shares[at], kind: shares[at] < 0 ? "cold" : "warm", text: number(values[at], 4) }],
+    values: [{ value: Number.isNaN(shares[at]) ? 0 : shares[at], kind: shares[at] < 0 ? "cold" : "warm", text: areCounts ? String(values[at]) : number(values[at], 4) }],
   }));
   const node = bars(rows, figure.link, { most, signed: shares.some((share) => share < 0), labelWidth: Math.max(48, 7 * longest + 12) });
   node.querySelectorAll(".row").forEach((row, at) => {
