@@ -223,15 +223,21 @@ def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: A
                 f"run_with_features does not take {name}: the points are those of `saes`. For gradients of features, "
                 f"use sae.spliced(keep_features=True); cast the result with .to(…)"
             )
-    pairs = [(model.point(name), sae) for name, sae in _by_name(saes)]
-    names = [point.canonical_name for point, _ in pairs]
-    if len(set(names)) != len(names):
-        raise HooklineError(f"expected one autoencoder per point, but they are at {names}: read them one at a time")
+    pairs = autoencoders_at(model, saes)
     output, cache = model.run_with_cache(*args, names_filter=[point for point, _ in pairs], **kwargs)
     tensors = {point.name: sae.encode(sae.flattened(cache[point.name], point)) for point, sae in pairs}
     features = ActivationCache(tensors, model._points, has_batch_dim=cache.has_batch_dim)
     features.forward_pass, features.positions = cache.forward_pass, cache.positions
     return output, features
+
+
+def autoencoders_at(model: Hooked, saes: Autoencoders) -> list[tuple[HookPoint, SparseAutoencoder]]:
+    """Each autoencoder with its point; no point has two."""
+    pairs = [(model.point(name), sae) for name, sae in _by_name(saes)]
+    names = [point.canonical_name for point, _ in pairs]
+    if len(set(names)) != len(names):
+        raise HooklineError(f"expected one autoencoder per point, but they are at {names}: read them one at a time")
+    return pairs
 
 
 def _by_name(saes: Autoencoders) -> list[tuple[str, SparseAutoencoder]]:

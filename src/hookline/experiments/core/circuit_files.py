@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from hookline.model import HookedModel
 def save_circuit(found: Circuit | EdgeScores, path: str | Path, model: HookedModel) -> Path:
     """Write the scores of all edges, and which are in the circuit, as the JSON file of MIB; positions are added up.
 
-    Heads that share keys and values get equal parts of the score.
+    Heads that share keys and values get equal parts of the score. Features of autoencoders, which MIB does not have,
+    keep their labels.
     """
     scores = found.scores if isinstance(found, Circuit) else found
     inside = found.included.tolist() if isinstance(found, Circuit) else [True] * len(scores)
@@ -56,6 +56,7 @@ def load_circuit(path: str | Path, model: HookedModel | None = None) -> Circuit:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         cfg, edges = content["cfg"], content["edges"]
         rows = [(name, float(each["score"]), bool(each["in_graph"])) for name, each in edges.items()]
+        features = {name for name in content.get("nodes", ()) if "/" in name}
         shape = {key: int(cfg[key]) for key in ("n_layers", "n_heads", "d_model")}
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise HooklineError(
@@ -70,7 +71,8 @@ def load_circuit(path: str | Path, model: HookedModel | None = None) -> Circuit:
     n_kv = model.cfg.n_kv_heads if model is not None else int(cfg.get("n_key_value_heads") or shape["n_heads"])
     found: dict[tuple[str, str], list[float]] = {}
     for name, score, is_in in rows:
-        entry = found.setdefault(_from_mib(name, shape["n_heads"] // n_kv, path), [0.0, 0.0])
+        ends = _between_features(name, features) or _from_mib(name, shape["n_heads"] // n_kv, path)
+        entry = found.setdefault(ends, [0.0, 0.0])
         entry[0] += score
         entry[1] = max(entry[1], float(is_in))
     values = torch.tensor([score for score, _ in found.values()])
@@ -79,8 +81,16 @@ def load_circuit(path: str | Path, model: HookedModel | None = None) -> Circuit:
 
 
 def _to_mib(node: str) -> str:
-    names: Mapping[str, str] = {"embed": "input", "logits": "logits"}
-    return names.get(node) or re.sub(r"L(\d+)H(\d+)", r"a\1.h\2", node).replace("mlp", "m")
+    if node == "embed" or "/" in node:
+        return node if "/" in node else "input"
+    return re.sub(r"L(\d+)H(\d+)", r"a\1.h\2", node).replace("mlp", "m")
+
+
+def _between_features(name: str, features: set[str]) -> tuple[str, str] | None:
+    """The sender and the receiver of an edge between features; the token in a label may have an arrow, too."""
+    parts = name.split("->")
+    pairs = [("->".join(parts[:at]), "->".join(parts[at:])) for at in range(1, len(parts))]
+    return next((pair for pair in pairs if pair[0] in features and pair[1] in features | {"logits"}), None)
 
 
 def _from_mib(name: str, group: int, path: str | Path) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from hookline.engine.batch_index import drawn_once
 from hookline.engine.compiling import left_out
 from hookline.engine.halving import Fit
 from hookline.engine.points import HookPoint
+from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
 from hookline.experiments.core.measure import Metrics
 from hookline.experiments.core.prompts import Prompts
@@ -140,10 +141,12 @@ def traced_run(
         raise HooklineError("gradients are needed, which torch.inference_mode() disables: use torch.no_grad() instead")
     found: dict[str, Tensor] = {}
 
-    def note(x: Tensor, hook: HookPoint) -> None:
+    def note(x: Tensor, hook: HookPoint) -> Tensor | None:
         if hook.name in found:
             raise HooklineError(f"{hook.name!r} fires more than once per forward pass, so its gradient is ambiguous")
         found[hook.name] = x.requires_grad_() if with_grad and not x.requires_grad else x
+        # The model continues with a copy of it, so that it is in the graph even where a module returns its argument.
+        return snapshot(x, is_ours=True) if with_grad else None
 
     every = [*hooks, *((name, note) for name in watch)]
     with torch.set_grad_enabled(with_grad), drawn_once(n_rows), left_out("gradients are needed"):
