@@ -63,7 +63,8 @@ def compiled(program: Program) -> tuple[HookedTransformer, Any, list[int]]:
     params = {name: {key: np.asarray(x) for key, x in each.items()} for name, each in found.params.items()}
     shape = HookedTransformerConfig(
         n_layers=cfg.num_layers, n_heads=cfg.num_heads, d_head=cfg.key_size, d_model=len(labels),
-        d_mlp=cfg.mlp_hidden_size, n_ctx=len(params["pos_embed"]["embeddings"]), d_vocab=len(params["token_embed"]["embeddings"]),
+        d_mlp=cfg.mlp_hidden_size, n_ctx=len(params["pos_embed"]["embeddings"]),
+        d_vocab=len(params["token_embed"]["embeddings"]),
         d_vocab_out=len(outputs), act_fn="relu", normalization_type=None, attention_dir="bidirectional", device="cpu",
     )  # fmt: skip
     model = HookedTransformer(shape)

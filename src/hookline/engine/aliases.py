@@ -143,20 +143,12 @@ def give_back(value: Any) -> Any:
             if wrote:
                 _write(sent.old, sent.new)
             if wrote or sent.is_copy:
-                value = _swapped(value, sent.new, _leading_to(sent.new, sent.old) if wrote else _returned(sent))
+                value = _swapped(value, sent.new, _leading_to(sent.new, sent.old) if wrote else sent.old)
                 own.append(sent.old)
             sent = call_arguments.sent.pop(id(sent.old), None)
     if own:
         call_arguments.given = (call_arguments.given, own)
     return value
-
-
-def _returned(sent: _Sent) -> Tensor:
-    """The caller's own tensor, in place of a copy that a module returned as it is, with the gradient of the copy."""
-    if not sent.new.requires_grad or not torch.is_grad_enabled():
-        return sent.old
-    found: Tensor = _Alias.apply(sent.new, sent.old)
-    return found
 
 
 def _write(target: Tensor, source: Tensor) -> bool:

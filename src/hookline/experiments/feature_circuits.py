@@ -57,8 +57,8 @@ def feature_scores(
     `saes` are autoencoders, each at the point where it was trained, or a mapping from points to autoencoders. Nodes are
     the features that differ between the two runs, and the error of each autoencoder, which is what it misses. A
     score is the change of the feature times its gradient, summed over positions, or one for each with `by_position`.
-    The scores at a point sum to what `attribution_patching` estimates for all of it. `steps` averages the gradient on the
-    line between the two runs, as there: `along` the activations of each point, or the inputs.
+    The scores at a point sum to what `attribution_patching` estimates for all of it. `steps` averages the gradient on
+    the line between the two runs, as there: `along` the activations of each point, or the inputs.
 
     `check` nodes are actually patched, and `info` reports the agreement, see `attribution.attribution_patching`.
     `info["errors"]` is the part of the effects, in absolute values, that is due to errors. Options: batch_size,

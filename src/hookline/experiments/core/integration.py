@@ -18,7 +18,6 @@ from hookline.engine.batch_index import drawn_once
 from hookline.engine.compiling import left_out
 from hookline.engine.halving import Fit
 from hookline.engine.points import HookPoint
-from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
 from hookline.experiments.core.measure import Metrics
 from hookline.experiments.core.prompts import Prompts
@@ -145,8 +144,9 @@ def traced_run(
         if hook.name in found:
             raise HooklineError(f"{hook.name!r} fires more than once per forward pass, so its gradient is ambiguous")
         found[hook.name] = x.requires_grad_() if with_grad and not x.requires_grad else x
-        # The model continues with a copy of it, so that it is in the graph even where a module returns its argument.
-        return snapshot(x, is_ours=True) if with_grad else None
+        # The model continues with a copy, which is in the graph even where a module returns its argument (an identity
+        # in place of a norm, dropout that is off). Memory shared with the argument would be given back to the caller.
+        return x.clone() if with_grad else None
 
     every = [*hooks, *((name, note) for name in watch)]
     with torch.set_grad_enabled(with_grad), drawn_once(n_rows), left_out("gradients are needed"):
