@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -147,12 +148,14 @@ def _with_areas(curve: Result) -> Result:
 
 
 def _checked_sizes(sizes: Any) -> list[float]:
-    if isinstance(sizes, str | int | float) or not len(list(sizes)):
+    given = [] if isinstance(sizes, str | int | float) else list(sizes)
+    if not given:
         raise HooklineError(f"sizes are shares of all edges, such as [0, 0.01, 0.1, 1], got {sizes!r}")
-    found = [each if isinstance(each, bool) else float(each) for each in sizes]
-    for each in found:
-        if isinstance(each, bool) or not 0 <= each <= 1:
+    for each in given:
+        is_number = isinstance(each, int | float | np.number) and not isinstance(each, bool)
+        if not is_number or not 0 <= each <= 1:
             raise HooklineError(f"size {each!r} is out of range: a size is a share of all edges, from 0 to 1")
+    found = [float(each) for each in given]
     if found != sorted(set(found)):
         raise HooklineError(f"sizes must be in increasing order, without duplicates, got {found}")
     return found
@@ -222,6 +225,10 @@ def _columns(model: HookedModel, places: Sequence[Any], prompts: Prompts) -> lis
 
 def _check_edges(scores: EdgeScores, known: set[tuple[str, str]], model: HookedModel) -> None:
     given = set(zip(scores.senders, scores.receivers, strict=True))
+    if bool(scores.values.isnan().any()):
+        raise HooklineError("the scores have NaN, so that edges cannot be ordered")
+    if scores.positions is None and len(given) < len(scores):
+        raise HooklineError("the scores have an edge twice")
     if wrong := sorted(given - known):
         raise HooklineError(
             f"the scores have an edge from {wrong[0][0]} to {wrong[0][1]}, which {model.cfg.model_name} does not have: "
@@ -284,6 +291,8 @@ def _node_values(result: Result) -> dict[tuple[str, Any], float]:
 
 def circuit(scores: EdgeScores, size: float, *, method: Method = "top", by: By = "abs") -> Circuit:
     """The circuit of the best edges: a share of all edges."""
+    if not isinstance(scores, EdgeScores):
+        raise HooklineError(f"a circuit is of EdgeScores, as edges.edges(…) returns them, got {scores!r}")
     _check_choice(method, by)
     (share,) = _checked_sizes([size])
     order = edge_order(scores, method, by)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.engine.batch_index import drawn_once
 from hookline.errors import HooklineError
-from hookline.experiments.attribution import agreement, checked_options, sampled
+from hookline.experiments.attribution import agreement, check_gradients, checked_options, sampled
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, ran
 from hookline.experiments.core.labels import Label, about
@@ -71,6 +71,7 @@ def edges(
     changes = {name: runs[source][1][name] - part for name, part in runs[target][1].items()}
     changes = {name: x.float() * pair[0].mask[..., None] for name, x in changes.items()}
     gradients = _gradients(model, pair[source], pair[target], receivers, found, steps)
+    check_gradients(dict.fromkeys(found, gradients), [metric_values(found, run[0]) for run in runs], steps)
     rows = 1 if is_one_for_all(next(iter(found.values())), runs[0][0]) else len(pair[0])
     senders, every = list(changes), torch.stack(list(changes.values()))
     matrix = (

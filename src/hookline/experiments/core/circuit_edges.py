@@ -117,4 +117,5 @@ class Circuit:
         return circuit_html(self, title, theme)
 
     def __repr__(self) -> str:
-        return f"Circuit: {len(self)} of {len(self.scores)} edges, {len(self.nodes)} nodes\n{self.edges.top(5)!r}"
+        best = f"\n{self.edges.top(5)!r}" if len(self) else ""
+        return f"Circuit: {len(self)} of {len(self.scores)} edges, {len(self.nodes)} nodes{best}"
