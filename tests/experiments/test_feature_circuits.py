@@ -60,6 +60,8 @@ def test_the_curve_goes_from_the_corrupted_to_the_clean_run(models, sae_kind, no
     saes = three_saes(models["llama"], sae_kind, normalize_activations=normalize)
     given = models["llama"], tokens(0), tokens(1), METRIC
     scores = feature_circuits.feature_scores(*given, saes, check=0)
+    by_module = {"model.layers.0" if name == POINTS[0] else name: sae for name, sae in saes.items()}
+    assert feature_circuits.feature_scores(*given, by_module, check=0).coords == scores.coords
     curve = circuits.faithfulness(*given, scores, [0, 0.5, 1], saes=saes)
     assert curve.values[0].item() == 0
     assert curve.values[-1].item() == 1
@@ -147,6 +149,9 @@ def test_bad_input(models, tinyworld) -> None:
         circuits.faithfulness(*given, scores, saes={name: autoencoders.sae_for(32, d_sae=4) for name in POINTS})
     with pytest.raises(HooklineError, match="width"):
         feature_circuits.feature_scores(tinyworld, *CAPITALS, autoencoders.sae_for(32, hook_name=POINT))
+    for wrong in (None, "sae", [saes]):
+        with pytest.raises(HooklineError, match="autoencoders, or a mapping"):
+            feature_circuits.feature_scores(*given, wrong)
     with pytest.raises(HooklineError, match="batch and pos"):
         feature_circuits.feature_scores(*given, {"blocks.0.attn.hook_pattern": autoencoders.sae_for(7)})
     with pytest.raises(HooklineError, match="no feature differs"):

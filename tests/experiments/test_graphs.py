@@ -323,6 +323,12 @@ def test_what_cannot_be_done_says_why(models, tinyworld) -> None:
         graphs.attribution_graph(model, tokens(0), transcoders(model, model_name="gpt2"))
     with pytest.raises(HooklineError, match="width 128"):
         graphs.attribution_graph(model, tokens(0), transcoders(tinyworld))
+    spoiled = transcoders(model)
+    spoiled[2].W_enc.data[0, 0] = torch.nan
+    with pytest.raises(HooklineError, match="layer 2 has weights that are NaN"):
+        graphs.attribution_graph(model, tokens(0), spoiled)
+    with pytest.raises(HooklineError, match="same layer"):
+        Transcoders([*transcoders(model), *transcoders(model)])
     with torch.inference_mode(), pytest.raises(HooklineError, match="inference_mode"):
         graphs.attribution_graph(model, tokens(0))
     graph = graphs.attribution_graph(model, tokens(0), progress=False)

@@ -243,9 +243,11 @@ def autoencoders_at(model: Hooked, saes: Autoencoders) -> list[tuple[HookPoint, 
 def _by_name(saes: Autoencoders) -> list[tuple[str, SparseAutoencoder]]:
     if isinstance(saes, Mapping):
         return list(saes.items())
-    several = [saes] if isinstance(saes, SparseAutoencoder) else list(saes)
+    several = [saes] if isinstance(saes, SparseAutoencoder) else list(saes) if isinstance(saes, Iterable) else [saes]
     if not several:
         raise HooklineError("saes is empty")
+    if not all(isinstance(sae, SparseAutoencoder) for sae in several):
+        raise HooklineError(f"saes are autoencoders, or a mapping from points to autoencoders, got {saes!r}")
     if any(sae.cfg.hook_name is None for sae in several):
         raise HooklineError("an autoencoder has no hook_name: pass saes={'blocks.2.hook_resid_post': sae}")
     return [(str(sae.cfg.hook_name), sae) for sae in several]

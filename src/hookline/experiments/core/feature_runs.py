@@ -74,7 +74,8 @@ class Dictionary:
 
 def dictionaries(model: HookedModel, saes: Autoencoders) -> dict[str, Dictionary]:
     """The autoencoders by the names of their points, in the order of the model's points."""
-    found = [Dictionary(point, sae) for point, sae in autoencoders_at(model, saes)]
+    listed = {point.site: point for point in model.hook_dict.values()}  # a module's name means the point there
+    found = [Dictionary(listed.get(point.site, point), sae) for point, sae in autoencoders_at(model, saes)]
     for each in found:
         name, axes = each.point.name, each.point.axes.split()
         if each.point.stream == "image" or axes[:2] != ["b", "p"] or len(axes) not in (3, 4):
