@@ -4,7 +4,7 @@ class CircuitPage {
   constructor(root, given) {
     this.edges = given.edges.map(([source, target, note, value]) => ({ source, target, note, value })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
     Object.assign(this, { root, given, clicked: null, hovered: null, count: this.edges.length });
-    this.nodes = given.rows.flatMap(({ nodes }, row) => nodes.map((name) => ({ name, row })));
+    this.nodes = given.rows.flatMap(({ nodes }, row) => nodes.map((name) => ({ name: shown(name), row })));
   }
 
   start() {
@@ -14,7 +14,7 @@ class CircuitPage {
   paint() {
     setTheme(this.root, this.given.theme || (this.dark.matches ? "dark" : "light"));
     const panel = (name, ...parts) => el("section", { class: "panel wide", "aria-label": name }, el("h2", {}, name), ...parts.flat());
-    this.root.replaceChildren(el("main", { class: "graph" }, el("h1", { class: "wide" }, this.given.title),
+    this.root.replaceChildren(el("main", { class: "graph" }, el("h1", { class: "wide" }, unturned(this.given.title)),
       panel("Circuit", this.controls(), this.drawing()), panel("Node", this.detail())));
   }
 
