@@ -18,6 +18,7 @@ from hookline.experiments.core.integration import Along, Line, gradients_of, ran
 from hookline.experiments.core.labels import about
 from hookline.experiments.core.measure import Metrics, Options, is_one_for_all, metric_values
 from hookline.experiments.core.prompts import Prompt, Prompts, warn_of_dropout
+from hookline.experiments.core.sweep import Values
 from hookline.experiments.edges import EdgeScores, true_effects
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, check_patch_direction, into
@@ -131,8 +132,8 @@ class _Both:
     pair: Sequence[Prompts]
     metrics: Metrics
     logits: Sequence[Tensor]
-    given: dict[str, Tensor]
-    there: dict[str, Tensor]
+    given: Values
+    there: Values
     changes: Mapping[str, FeatureChanges]
 
     @classmethod

@@ -49,7 +49,7 @@ def draw_circuit(circuit: Circuit, ax: Any = None) -> Any:
 
     rows = node_rows(circuit.nodes)
     width = max((len(some) for some in rows.values()), default=1)
-    places = {}
+    places: dict[str, tuple[float, float]] = {}
     for y, (name, some) in enumerate(rows.items()):
         first = -(width + 1) / 2 if _is_side(name) else -(len(some) - 1) / 2
         places |= {node: (first + x, y) for x, node in enumerate(some)}
@@ -61,9 +61,9 @@ def draw_circuit(circuit: Circuit, ax: Any = None) -> Any:
         color = "tab:orange" if value >= 0 else "tab:blue"
         line = {"color": color, "lw": 0.5 + 4 * share, "alpha": 0.3 + 0.6 * share, "arrowstyle": "-"}
         ax.annotate("", places[node], places[sender], arrowprops=line | {"connectionstyle": "arc3,rad=0.2"})
-    for node, (x, y) in places.items():
+    for node, (left, height) in places.items():
         box = {"boxstyle": "round", "fc": "white", "ec": "0.4"}
-        ax.text(x, y, _short(node), ha="center", va="center", fontsize=8, bbox=box, zorder=5)
+        ax.text(left, height, _short(node), ha="center", va="center", fontsize=8, bbox=box, zorder=5)
     said = f"{len(circuit)} of {len(circuit.scores)} edges: orange raises {circuit.scores.name}, blue lowers it"
     ax.set_title(said, fontsize=9)
     half = (width + 1) / 2

@@ -71,8 +71,8 @@ def load_circuit(path: str | Path, model: HookedModel | None = None) -> Circuit:
     if shape["n_kv_heads"] < 1 or shape["n_heads"] % shape["n_kv_heads"]:
         raise HooklineError(f"{path} has {shape['n_heads']} heads, and {shape['n_kv_heads']} with keys and values")
     has_kv = "n_key_value_heads" in cfg  # MIB leaves it out
-    for key, value in shape.items() if model is not None else ():
-        if getattr(model.cfg, key) != value and (key != "n_kv_heads" or has_kv):
+    for key, value in shape.items():
+        if model is not None and getattr(model.cfg, key) != value and (key != "n_kv_heads" or has_kv):
             raise HooklineError(
                 f"{path} is a circuit of another model: its {key} is {value}, not {getattr(model.cfg, key)}"
             )

@@ -154,6 +154,10 @@ def _fields(path: Path, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _number(x: Any) -> float | None:
+    return None if x is None else float(x)
+
+
 def _depth(node: GraphNode) -> float:
     """Where a node is on the way from tokens to logits."""
     return {"token": -1, "logit": math.inf}.get(node.kind, node.layer or 0)
@@ -177,6 +181,7 @@ def _read(path: Path, each: dict[str, Any], tokens: tuple[str, ...]) -> GraphNod
         layer,
         feature,
         text,
-        *(None if each.get(value) is None else float(each[value]) for value in ("activation", "pre_activation")),
+        _number(each.get("activation")),
+        _number(each.get("pre_activation")),
         float(each["token_prob"]) if kind == "logit" else None,
     )
