@@ -6,7 +6,18 @@ import sys
 import hookline.experiments
 
 MODULES = (
-    *("ablation", "attribution", "circuits", "contrast", "edges", "figures", "graphs", "head_detectors", "images"),
+    *(
+        "ablation",
+        "attribution",
+        "circuits",
+        "contrast",
+        "edges",
+        "feature_circuits",
+        "figures",
+        "graphs",
+        "head_detectors",
+        "images",
+    ),
     *("jacobian", "logit_attribution", "logit_lens", "metrics", "patching", "paths", "probes", "reading", "relevance"),
     *("steering", "tracing"),
 )

@@ -10,6 +10,8 @@ import hookline
 from hookline import HooklineError
 from hookline.experiments import metrics, patching
 from hookline.experiments.attribution import attribution_patching
+from hookline.experiments.core.integration import Line
+from hookline.experiments.core.prompts import prompts_of
 
 METRIC = metrics.logit_diff(5, 7)
 CLEAN = "When Mary and John went to the store, John gave a drink to"
@@ -239,3 +241,21 @@ def test_masked_scores_do_not_change(tinyworld) -> None:
     found = attribution_patching(tinyworld, CLEAN, CORRUPTED, metric, points="attn_scores", over=("layer", "head"))
     assert bool(found.values.isfinite().all())
     assert found.info["top_correlation"] > 0.5
+
+
+def test_gradients_where_a_module_returns_its_argument() -> None:
+    """A norm that is the identity, and dropout that is off: the gradient of what they pass on is not lost."""
+    module = causal_lm("gpt2")
+    for block in module.transformer.h:
+        block.ln_2 = torch.nn.Identity()
+    model = hookline.hook(module)
+    names = ["blocks.1.hook_mlp_in", "transformer.h.1.ln_2", "transformer.h.1.mlp.dropout"]
+    line = Line(model, prompts_of(model, tokens(0)), names, None, "activations")
+    line.start()
+    found = line.gradients({"lead": lead}, {}, {})["lead"]
+    for name in names:
+        seen = []
+        with model.hooks(bwd_hooks=[(name, lambda x, seen=seen: seen.append(x.clone()))]):
+            lead(model(tokens(0))).sum().backward()
+        assert seen[0].abs().max() > 1e-4
+        torch.testing.assert_close(found[name], seen[0])

@@ -237,7 +237,7 @@ def test_a_greedy_circuit_is_connected(tinyworld) -> None:
 def test_bad_input(tinyworld, models, tmp_path) -> None:
     given = tinyworld, CLEAN, CORRUPTED, NAMES
     scores = edges.edges(*given, check=0)
-    for sizes in ([0, 1.5], [-0.1], [], [0.5, 0.1], 0.5, [True]):
+    for sizes in ([0, 1.5], [-0.1], [], [0.5, 0.1], 0.5, [True], [None], ["a"]):
         with pytest.raises(HooklineError, match="size"):
             circuits.faithfulness(*given, scores, sizes)
     with pytest.raises(HooklineError, match="another model"):
@@ -247,6 +247,14 @@ def test_bad_input(tinyworld, models, tmp_path) -> None:
     for wrong in ("scores", [], [scores]):
         with pytest.raises(HooklineError, match="EdgeScores"):
             circuits.faithfulness(*given, wrong)
+    with pytest.raises(HooklineError, match="EdgeScores"):
+        circuits.circuit("scores", 0.1)
+    for values, more, why in ((scores.values * torch.nan, [], "NaN"), (scores.values, [0], "twice")):
+        some = [*range(len(scores)), *more]
+        names = [scores.senders[at] for at in some], [scores.receivers[at] for at in some]
+        with pytest.raises(HooklineError, match=why):
+            circuits.faithfulness(*given, edges.EdgeScores(values[some], *names))
+    assert "0 of 1519 edges" in repr(circuits.circuit(scores, 0))
     with pytest.raises(HooklineError, match="method"):
         circuits.faithfulness(*given, scores, method="best")
     with pytest.raises(HooklineError, match="same"):
@@ -260,6 +268,29 @@ def test_bad_input(tinyworld, models, tmp_path) -> None:
         path.write_text(text)
         with pytest.raises(HooklineError, match=r"bad\.json"):
             circuits.load(path)
+    with pytest.raises(HooklineError, match="no circuit at"):
+        circuits.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "why"),
+    [
+        ("m99->logits", 1.0, "only 4 layers"),
+        ("a0.h99->logits", 1.0, "8 heads"),
+        ("m3->m0", 1.0, "before its sender"),
+        ("m0->logits", float("nan"), "finite"),
+        ("m0->logits", 1e300, "finite"),
+    ],
+)
+def test_files_with_impossible_edges_are_refused(tinyworld, tmp_path, name, score, why) -> None:
+    scores = edges.edges(tinyworld, CLEAN, CORRUPTED, NAMES, check=0)
+    path = circuits.save(scores, tmp_path / "circuit.json", tinyworld)
+    content = json.loads(path.read_text())
+    content["edges"][name] = {"score": score, "in_graph": True}
+    path.write_text(json.dumps(content))
+    for model in (tinyworld, None):
+        with pytest.raises(HooklineError, match=why):
+            circuits.load(path, model)
 
 
 def test_circuits_run_in_batches_as_large_as_requested(tinyworld) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -258,6 +259,12 @@ def test_files_hold_the_graph(tmp_path, tinyworld) -> None:
         found.intervene({found.of("token")[0].id: 0.0})
 
 
+def link_back(content) -> dict[str, Any]:
+    """A link from the last node to the first."""
+    first, *_, last = (node["node_id"] for node in content["nodes"])
+    return {"source": last, "target": first, "weight": 1.0}
+
+
 def test_files_that_cannot_be_used_say_why(tmp_path, tinyworld) -> None:
     with pytest.raises(HooklineError, match="no graph at"):
         graphs.AttributionGraph.load(tmp_path / "none.json")
@@ -274,6 +281,19 @@ def test_files_that_cannot_be_used_say_why(tmp_path, tinyworld) -> None:
     (tmp_path / "d.json").write_text(json.dumps(content))
     with pytest.raises(HooklineError, match="a link that cannot be used"):
         graphs.AttributionGraph.load(tmp_path / "d.json")
+    wrong: dict[str, Any] = {
+        "not after its source": lambda x: x["links"].append(link_back(x)),
+        "cannot be used": lambda x: x["links"][0].update(weight=1e300),
+        "at position -1": lambda x: x["nodes"][0].update(ctx_idx=-1),
+        "damaged": lambda x: x["nodes"][0].update(activation="many"),
+        "20,000": lambda x: x.update(nodes=[x["nodes"][0]] * 20_001),
+    }
+    for why, spoil in wrong.items():
+        other = json.loads((tmp_path / "b.json").read_text())
+        spoil(other)
+        (tmp_path / "f.json").write_text(json.dumps(other))
+        with pytest.raises(HooklineError, match=why):
+            graphs.AttributionGraph.load(tmp_path / "f.json")
     del content["nodes"][0]["layer"]
     (tmp_path / "e.json").write_text(json.dumps(content))
     with pytest.raises(HooklineError, match="damaged"):
@@ -290,8 +310,11 @@ def test_what_cannot_be_done_says_why(models, tinyworld) -> None:
     model = models["llama"]
     with pytest.raises(HooklineError, match="of one prompt"):
         graphs.attribution_graph(model, tokens(0, rows=2))
-    with pytest.raises(HooklineError, match="max_features"):
-        graphs.attribution_graph(model, tokens(0), max_features=0)
+    for options in ({"max_features": 0}, {"max_features": 2.5}, {"errors_only": 0}, {"logit_share": "all"}):
+        with pytest.raises(HooklineError, match=next(iter(options))):
+            graphs.attribution_graph(model, tokens(0), **options)
+    with pytest.raises(HooklineError, match="path of a folder"):
+        graphs.attribution_graph(model, tokens(0), 3)
     with pytest.raises(HooklineError, match="errors_only has the position 9"):
         graphs.attribution_graph(model, tokens(0), errors_only=[9])
     with pytest.raises(HooklineError, match="the same one twice"):
@@ -300,6 +323,12 @@ def test_what_cannot_be_done_says_why(models, tinyworld) -> None:
         graphs.attribution_graph(model, tokens(0), transcoders(model, model_name="gpt2"))
     with pytest.raises(HooklineError, match="width 128"):
         graphs.attribution_graph(model, tokens(0), transcoders(tinyworld))
+    spoiled = transcoders(model)
+    spoiled[2].W_enc.data[0, 0] = torch.nan
+    with pytest.raises(HooklineError, match="layer 2 has weights that are NaN"):
+        graphs.attribution_graph(model, tokens(0), spoiled)
+    with pytest.raises(HooklineError, match="same layer"):
+        Transcoders([*transcoders(model), *transcoders(model)])
     with torch.inference_mode(), pytest.raises(HooklineError, match="inference_mode"):
         graphs.attribution_graph(model, tokens(0))
     graph = graphs.attribution_graph(model, tokens(0), progress=False)
@@ -308,6 +337,8 @@ def test_what_cannot_be_done_says_why(models, tinyworld) -> None:
             graph.intervene(wrong)
     with pytest.raises(HooklineError, match="is a logit"):
         graph.intervene({graph.of("logit")[0].id: 0.0})
+    with pytest.raises(HooklineError, match="'feature', 'mlp'"):
+        graph.of("head")
     with pytest.raises(HooklineError, match="no incoming edges"):
         graph.into(graph.of("token")[0])
     with pytest.raises(HooklineError, match="nodes is the fraction"):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from experiment_models import lead, tokens
+from tiny_models import causal_lm
 from torch import nn
 from torch.nn import functional as F
 
@@ -10,7 +11,7 @@ import hookline
 from hookline import HooklineError
 from hookline.experiments import attribution, metrics, patching
 from hookline.experiments.core.relevance_rules import Rules
-from hookline.experiments.relevance import relevance
+from hookline.experiments.relevance import _TOLERANCE, relevance
 
 METRIC = metrics.logit_diff(5, 7)
 NAMES = metrics.logit_diff(" Mary", " John")
@@ -19,7 +20,7 @@ CLEAN = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
 
 
-@pytest.mark.parametrize("attention", ["frozen", "split"])
+@pytest.mark.parametrize("attention", ["frozen", "split", "gradient"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_relevance_is_conserved(models, kind, attention) -> None:
     found = relevance(models[kind], tokens(0), tokens(1), METRIC, attention=attention, check=0)
@@ -68,6 +69,21 @@ def test_the_rules_of_a_gated_mlp_are_those_written_by_hand() -> None:
     to = torch.randn(3, 8)
     found, expected = (torch.autograd.grad(y, z, to)[0] for y, z in ((value, given), (halves @ down, own)))
     torch.testing.assert_close(found, expected)
+
+
+def test_attention_to_first_order_has_its_gradient_and_a_gate_has_half() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(5, 8, requires_grad=True) for _ in range(3))
+
+    def attend():
+        return (query @ key.T).softmax(-1) @ value
+
+    expected = torch.autograd.grad(attend().sum(), (query, key, value))
+    with Rules("gradient"):
+        found, gated = attend(), query * value
+    for mine, theirs in zip(torch.autograd.grad(found.sum(), (query, key, value)), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(torch.autograd.grad(gated.sum(), query)[0], value / 2)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +149,19 @@ class Swirl(nn.Module):
         return x + 3 * x.roll(1, -1).sinc()
 
 
-def test_a_model_that_no_rule_covers_is_refused_with_the_place() -> None:
-    import tiny_models
+@pytest.mark.parametrize("attention", ["frozen", "split", "gradient"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "mixtral"])
+def test_half_precision_loses_no_more_than_rounding(kind, dtype, attention) -> None:
+    """The limit of the dtype holds on models of several kinds; that of float32 would refuse them."""
+    model = hookline.hook(causal_lm(kind).to(dtype))
+    lost = relevance(model, tokens(0), tokens(1), METRIC, attention=attention, check=0).info["conservation"]
+    assert lost <= _TOLERANCE[dtype]
 
-    module = tiny_models.causal_lm("gpt2")
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_model_that_no_rule_covers_is_refused_with_the_place(dtype) -> None:
+    module = causal_lm("gpt2").to(dtype)
     module.transformer.h[2].mlp.act = Swirl()
     with pytest.raises(HooklineError, match=r"between blocks\.2\.hook_resid_mid and blocks\.2\.hook_resid_post"):
         relevance(hookline.hook(module), tokens(0), tokens(1), METRIC)

@@ -40,6 +40,10 @@ def test_nodes_are_looked_into_pinned_grouped_and_saved(page, tmp_path) -> None:
     started.value.save_as(path)
     content = json.loads(path.read_text())
     assert len(content["qParams"]["pinnedIds"]) == 6
+    for address in ("#%7B", "#5", "#%7B%22pinned%22%3A5%7D", "#%7B%22groups%22%3A%5B5%2C%5B%5D%5D%7D"):
+        page.goto("about:blank")
+        page.goto(graph.plot_html().save(tmp_path / "graph.html").as_uri() + address)
+        assert page.locator(".nodes .node").count() == len(graph)
     found = graphs.AttributionGraph.load(path)
     assert found.edges.equal(graph.edges)
     assert len(found.groups["two"]) == 2

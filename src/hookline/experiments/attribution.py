@@ -102,7 +102,7 @@ class Estimate:
         changes = {name: _change(given[name].float(), there[name].float()) for name in where.names}
         values = [metric_values(found, logits[each]) for each in (0, 1)]
         gradients = line.gradients(found, given, there)
-        _check_gradients(gradients, values, line.steps)
+        check_gradients(gradients, values, line.steps)
         effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
         _add_up(effects, found, logits[0], per_example=how.per_example)
         names = pair[0].labels(model)
@@ -145,7 +145,7 @@ def _check_shapes(given: Values, there: Values) -> None:
             )
 
 
-def _check_gradients(gradients: ByMetric, values: Sequence[Tensor], steps: int | None) -> None:
+def check_gradients(gradients: ByMetric, values: Sequence[Tensor], steps: int | None) -> None:
     """Raise if a gradient is 0 everywhere, although the metric differs between the runs."""
     for row, (name, each) in enumerate(gradients.items()):
         is_flat = all(not bool(gradient.any()) for gradient in each.values())

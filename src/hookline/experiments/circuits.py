@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.circuit_edges import By, Circuit, Method, edge_order
+from hookline.experiments.core.circuit_edges import By, Circuit, Method, by_size, edge_order
 from hookline.experiments.core.circuit_files import load_circuit, save_circuit
 from hookline.experiments.core.continuations import prompt_pair
+from hookline.experiments.core.feature_runs import FeatureRuns, dictionaries, feature_nodes
 from hookline.experiments.core.labels import about
 from hookline.experiments.core.masked_runs import MaskedRuns
 from hookline.experiments.core.measure import Options, Reader, check_per_example, metric_values, packed
@@ -22,12 +24,14 @@ from hookline.experiments.edges import EdgeScores
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.sae.splice import Autoencoders
 
 __all__ = ["Circuit", "circuit", "faithfulness", "load", "save"]
 
 SIZES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 Scores: TypeAlias = EdgeScores | Result | Sequence[Result]
-Mask: TypeAlias = Bool[Tensor, "receiver sender place"]
+Mask: TypeAlias = Bool[Tensor, "*unit place"]
+"""Which edges (receiver, sender) or features are in a circuit, at each position or at all."""
 save, load = save_circuit, load_circuit
 
 
@@ -45,6 +49,7 @@ def faithfulness(
     *,
     method: Method = "top",
     by: By = "abs",
+    saes: Autoencoders | None = None,
     **options: Any,
 ) -> Result:
     """The metric of circuits of several sizes, between that of the corrupted run (0) and of the clean run (1).
@@ -60,6 +65,8 @@ def faithfulness(
 
     Instead of edges, `scores` may be of nodes: a result over layers and heads, over layers (MLPs), or a list of both,
     each perhaps with positions. A node outside the circuit is replaced for all receivers; what has no score stays.
+    With `saes`, they are of features, from `feature_circuits.feature_scores`: features and errors outside the circuit
+    are those of the corrupted run.
 
     `info` has `cpr`, the area under the curve, `cmd`, the area between the curve and 1, both over the range of the
     sizes, and `counts`, the number of edges or nodes at each size. Options: per_example, batch_size (sizes at
@@ -71,8 +78,7 @@ def faithfulness(
     metric, pair = prompt_pair(model, clean, corrupted, metric)
     if pair[0].more:
         raise HooklineError("faithfulness supports prompts of text, not of images")
-    runs = [MaskedRuns(model, *(_alone(each, row) for each in pair)) for row in range(len(pair[0]))]
-    masks, counts = _masks(model, scores, asked, runs[0], method, by, pair[0])
+    runs, masks, counts = _runs(model, scores, asked, pair, method, by, saes)
     bases = [baselines(model, each) for each in pair]
     logits = [each.padded([base.logits for base in some]) for each, some in zip(pair, bases, strict=True)]
     found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
@@ -85,11 +91,47 @@ def faithfulness(
     info: dict[str, Any] = {"direction": "denoise", "counts": counts, "method": method, "by": by}
     for key, each in zip(("clean", "corrupted"), logits, strict=True):
         info[key] = packed(metric_values(found, each).cpu(), {}, list(found), **shown)
-    info |= about(
-        model, "circuits of the best edges" if isinstance(scores, EdgeScores) else "circuits of the best nodes"
-    )
+    kind = "edges" if isinstance(scores, EdgeScores) else "nodes" if saes is None else "features"
+    info |= about(model, f"circuits of the best {kind}")
     curve = packed(values, {"size": [*asked]}, list(found), **shown, info=info).normalized
     return _with_areas(curve)
+
+
+def _runs(
+    model: HookedModel, scores: Scores, sizes: list[float], pair: Sequence[Prompts], method: Method, by: By, saes: Any
+) -> tuple[Sequence[MaskedRuns | FeatureRuns], list[Mask], list[int]]:
+    """The runs of each prompt, the masks of each size, and how many edges or nodes they have."""
+    each = [[_alone(prompts, row) for prompts in pair] for row in range(len(pair[0]))]
+    is_of_features = isinstance(scores, Result) and scores.axes == ("node",)
+    if is_of_features != (saes is not None):
+        what = "the scores are of features: pass saes=…, the autoencoders" if is_of_features else "saes=… needs scores"
+        raise HooklineError(f"{what} that feature_circuits.feature_scores was called with")
+    if not isinstance(scores, Result) or saes is None:
+        runs = [MaskedRuns(model, *prompts) for prompts in each]
+        return runs, *_masks(model, scores, sizes, runs[0], method, by, pair[0])
+    if method == "greedy":
+        raise HooklineError("method='greedy' follows edges: use method='top' for features")
+    known = dictionaries(model, saes)
+    nodes = feature_nodes(scores, known)
+    units = list(dict.fromkeys((node.point, node.feature) for node in nodes))
+    at = dict(zip(units, range(len(units)), strict=True))
+    columns = _columns(model, [node.place for node in nodes], pair[0])
+    index = torch.tensor([(at[node.point, node.feature], x) for node, x in zip(nodes, columns, strict=True)])
+    width = pair[0].width if nodes[0].place is not None else 1
+    masks, counts = _nested(index[by_size(scores.values, by)], (len(units), width), sizes)
+    return [FeatureRuns(model, known, units, *prompts) for prompts in each], masks, counts
+
+
+def _nested(
+    index: Int[Tensor, "cell axis"], shape: tuple[int, ...], sizes: list[float]
+) -> tuple[list[Mask], list[int]]:
+    """Masks of these cells, from the first to the last, for each size, and how many cells they have."""
+    counts, found = [round(size * len(index)) for size in sizes], []
+    for count in counts:
+        mask = torch.zeros(shape, dtype=torch.bool)
+        mask[tuple(index[:count].T)] = True
+        found.append(mask)
+    return found, counts
 
 
 def _with_areas(curve: Result) -> Result:
@@ -106,12 +148,14 @@ def _with_areas(curve: Result) -> Result:
 
 
 def _checked_sizes(sizes: Any) -> list[float]:
-    if isinstance(sizes, str | int | float) or not len(list(sizes)):
+    given = [] if isinstance(sizes, str | int | float) else list(sizes)
+    if not given:
         raise HooklineError(f"sizes are shares of all edges, such as [0, 0.01, 0.1, 1], got {sizes!r}")
-    found = [each if isinstance(each, bool) else float(each) for each in sizes]
-    for each in found:
-        if isinstance(each, bool) or not 0 <= each <= 1:
+    for each in given:
+        is_number = isinstance(each, int | float | np.number) and not isinstance(each, bool)
+        if not is_number or not 0 <= each <= 1:
             raise HooklineError(f"size {each!r} is out of range: a size is a share of all edges, from 0 to 1")
+    found = [float(each) for each in given]
     if found != sorted(set(found)):
         raise HooklineError(f"sizes must be in increasing order, without duplicates, got {found}")
     return found
@@ -129,7 +173,7 @@ def _alone(prompts: Prompts, row: int) -> Prompts:
 
 
 def _measured(
-    reader: Reader, runs: Sequence[MaskedRuns], masks: Sequence[Tensor], prompts: Prompts, how: Options
+    reader: Reader, runs: Sequence[MaskedRuns | FeatureRuns], masks: Sequence[Tensor], prompts: Prompts, how: Options
 ) -> Float[Tensor, "metric size example"]:
     by_prompt, most = [], None if how.batch_size == "auto" else how.batch_size
     each_run = tqdm(runs, disable=not how.progress, delay=2, leave=False, unit="prompt")
@@ -157,32 +201,34 @@ def _masks(
         at = [(rows[v], others[u]) for u, v in zip(scores.senders, scores.receivers, strict=True)]
         places = scores.positions
         shape = (len(receivers), len(run.senders), 1 if places is None else prompts.width)
-        columns = [0] * len(at) if places is None else _columns(model, places, prompts)
+        columns = _columns(model, [None] * len(at) if places is None else places, prompts)
         index = torch.cat([torch.tensor(at), torch.tensor(columns)[:, None]], 1)[order]
-        counts, found = [round(size * len(order)) for size in sizes], []
-        for count in counts:
-            mask = torch.zeros(shape, dtype=torch.bool)
-            mask[tuple(index[:count].T)] = True
-            found.append(mask)
-        return found, counts
+        return _nested(index, shape, sizes)
     if method == "greedy":
         raise HooklineError("method='greedy' follows edges: use it with the scores of edges, or method='top' for nodes")
     return _node_masks(model, scores, sizes, run, by, prompts)
 
 
 def _columns(model: HookedModel, places: Sequence[Any], prompts: Prompts) -> list[int]:
+    """The column of each position; 0 if none has a position."""
+    if all(place is None for place in places):
+        return [0] * len(places)
     labels = prompts.labels(model)
-    wrong = next((each for each in places if each not in labels), None)
+    number = {str(label): at for at, label in enumerate(labels)}
+    wrong = next((each for each in places if str(each) not in number), None)
     if wrong is not None:
         raise HooklineError(
             f"the scores have the position {wrong!r}, but the prompts have {labels[0]!r} to {labels[-1]!r}"
         )
-    number = {label: at for at, label in enumerate(labels)}
-    return [number[each] for each in places]
+    return [number[str(each)] for each in places]
 
 
 def _check_edges(scores: EdgeScores, known: set[tuple[str, str]], model: HookedModel) -> None:
     given = set(zip(scores.senders, scores.receivers, strict=True))
+    if bool(scores.values.isnan().any()):
+        raise HooklineError("the scores have NaN, so that edges cannot be ordered")
+    if scores.positions is None and len(given) < len(scores):
+        raise HooklineError("the scores have an edge twice")
     if wrong := sorted(given - known):
         raise HooklineError(
             f"the scores have an edge from {wrong[0][0]} to {wrong[0][1]}, which {model.cfg.model_name} does not have: "
@@ -211,11 +257,11 @@ def _node_masks(
             raise HooklineError(
                 f"the scores have {label}, which {model.cfg.model_name} does not have: they are of another model"
             )
-    values = torch.tensor(list(nodes.values()))
-    order = (values.abs() if by == "abs" else values).argsort(descending=True, stable=True).tolist()
+    order = by_size(torch.tensor(list(nodes.values())), by).tolist()
     has_positions = any(place is not None for _, place in nodes)
-    columns = _columns(model, [place for _, place in nodes], prompts) if has_positions else [0] * len(nodes)
-    at = [(run.senders.index(label), column) for (label, _), column in zip(nodes, columns, strict=True)]
+    columns = _columns(model, [place for _, place in nodes], prompts)
+    number = {label: at for at, label in enumerate(run.senders)}
+    at = [(number[label], column) for (label, _), column in zip(nodes, columns, strict=True)]
     counts = [round(size * len(order)) for size in sizes]
     found = []
     for count in counts:
@@ -245,6 +291,8 @@ def _node_values(result: Result) -> dict[tuple[str, Any], float]:
 
 def circuit(scores: EdgeScores, size: float, *, method: Method = "top", by: By = "abs") -> Circuit:
     """The circuit of the best edges: a share of all edges."""
+    if not isinstance(scores, EdgeScores):
+        raise HooklineError(f"a circuit is of EdgeScores, as edges.edges(…) returns them, got {scores!r}")
     _check_choice(method, by)
     (share,) = _checked_sizes([size])
     order = edge_order(scores, method, by)

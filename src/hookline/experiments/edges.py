@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.engine.batch_index import drawn_once
 from hookline.errors import HooklineError
-from hookline.experiments.attribution import agreement, checked_options, sampled
+from hookline.experiments.attribution import agreement, check_gradients, checked_options, sampled
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, ran
 from hookline.experiments.core.labels import Label, about
@@ -71,6 +71,7 @@ def edges(
     changes = {name: runs[source][1][name] - part for name, part in runs[target][1].items()}
     changes = {name: x.float() * pair[0].mask[..., None] for name, x in changes.items()}
     gradients = _gradients(model, pair[source], pair[target], receivers, found, steps)
+    check_gradients(dict.fromkeys(found, gradients), [metric_values(found, run[0]) for run in runs], steps)
     rows = 1 if is_one_for_all(next(iter(found.values())), runs[0][0]) else len(pair[0])
     senders, every = list(changes), torch.stack(list(changes.values()))
     matrix = (
@@ -86,10 +87,14 @@ def edges(
     for key, (logits, *_) in zip(("clean", "corrupted"), runs, strict=True):
         info[key] = float(metric_values(found, logits).mean())
     if check:
-        cells, n_top = sampled(values, values != 0, check, seed)
+        is_sent = (
+            every.abs().sum((1, 3)) > 0
+        )  # by sender and position; not by score, which may be 0 where a gradient is
+        is_sent = is_sent if by_position else is_sent.any(-1, keepdim=True)
+        cells, n_top = sampled(values, is_sent[tuple(torch.tensor([(u, x) for u, _, x in at]).T)], check, seed)
         chosen = [(senders[u], receivers[v], place if by_position else None) for u, v, place in (at[x] for x in cells)]
         sent = [(_at_place(changes[sender], place), receiver) for sender, receiver, place in chosen]
-        true = _true(model, pair[target], found, sent, how)
+        true = true_effects(model, pair[target], found, sent, how)
         labels = [_edge_label(*edge, places) for edge in chosen]
         info |= agreement(values[None, cells], true, n_top, labels, list(found))
     else:
@@ -253,7 +258,7 @@ def _of_head(gradients: dict[str, Tensor], receiver: Node) -> Float[Tensor, "bat
     return gradient if receiver.head is None else gradient[:, :, receiver.head]
 
 
-def _true(
+def true_effects(
     model: HookedModel, prompts: Prompts, metrics: Metrics, edges: Sequence[tuple[Tensor, Node]], how: Options
 ) -> Float[Tensor, "metric edge"]:
     """The actual change of the metric when the output of a sender changes for one receiver."""

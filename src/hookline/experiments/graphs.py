@@ -59,11 +59,13 @@ def attribution_graph(
     features, as transcoders do not reconstruct them. A model whose parts between the MLPs are not linear once attention
     and norms are frozen is refused.
     """
-    if transcoders is not None and not isinstance(transcoders, Transcoders):
-        transcoders = Transcoders.load(transcoders, device=model.cfg.device)
-    if max_features is not None and (isinstance(max_features, bool) or max_features < 1):
+    if not isinstance(transcoders, Transcoders | str | Path | None):
+        raise HooklineError(f"transcoders are Transcoders, or the path of a folder with them, got {transcoders!r}")
+    if max_features is not None and (type(max_features) is not int or max_features < 1):
         raise HooklineError(f"max_features must be a positive integer or None, got {max_features!r}")
     text = _one_prompt(model, prompt)
+    if isinstance(transcoders, str | Path):
+        transcoders = Transcoders.load(transcoders, device=model.cfg.device)
     if transcoders is not None:
         transcoders.check_fit(model)
     warn_of_dropout(model)
@@ -91,6 +93,8 @@ def _without_features(model: HookedModel, text: Prompts, given: Sequence[int] | 
     if given is None:
         first = getattr(model.tokenizer, "bos_token_id", None)
         return [0] if first is not None and int(text.tokens[0, 0]) == first else []
+    if isinstance(given, str | int):
+        raise HooklineError(f"errors_only is a list of positions, as in [0], got {given!r}")
     for pos in given:
         if isinstance(pos, bool) or not isinstance(pos, int) or pos not in range(-text.width, text.width):
             raise HooklineError(f"errors_only has the position {pos!r}, but the prompt has {text.width} tokens")
@@ -100,7 +104,8 @@ def _without_features(model: HookedModel, text: Prompts, given: Sequence[int] | 
 def _targets(model: HookedModel, probabilities: Tensor, target: Any, most: int, share: float) -> Tensor:
     """The token ids of the logits."""
     if target is None:
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1 or not 0 < share <= 1:
+        is_share = isinstance(share, int | float) and 0 < share <= 1
+        if type(most) is not int or most < 1 or not is_share:
             raise HooklineError(f"max_logits is at least 1 and logit_share at most 1, got {most!r} and {share!r}")
         values, ids = probabilities.topk(min(most, len(probabilities)))
         return ids[: int((values.cumsum(0) < share).sum()) + 1]

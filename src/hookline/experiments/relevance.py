@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -58,7 +58,7 @@ def relevance(
     same activations: denominators of norms are constants, an activation function is its input times a constant, and
     the product of a gate and a value is shared equally between them. With `attention="frozen"`, attention patterns are
     constants, too (RelP), so that queries and keys have no relevance; with "split", they share it with the values
-    (AttnLRP).
+    (AttnLRP); with "gradient", attention is taken to first order, which is the best choice for heads.
 
     The rules are found by the torch functions that the model calls. That they cover this model is checked in this run:
     the relevance of the input must be the metric, without what biases and other constants bring about. Otherwise an
@@ -67,8 +67,8 @@ def relevance(
     progress.
     """
     how = checked_options(direction, None, "activations", check, options)
-    if attention not in ("frozen", "split"):
-        raise HooklineError(f'attention is "frozen" or "split", got {attention!r}')
+    if attention not in get_args(Attention):
+        raise HooklineError(f'attention is "frozen", "split" or "gradient", got {attention!r}')
     where = sweep_points(model, points, over, layers)
     _check_points(model, where)
     metric, pair = prompt_pair(model, clean, corrupted, metric)
@@ -169,7 +169,7 @@ class _LinearLine(Line):
         if flat is not None and self.attention == "frozen":
             raise HooklineError(
                 f"nothing at {flat!r} is relevant: with attention='frozen', patterns are constants, and what they are "
-                f"computed from has no relevance. Use attention='split'"
+                f"computed from has no relevance. Use attention='gradient' or 'split'"
             )
 
 

@@ -21,6 +21,8 @@ FIGURE = (*TOOLS, "figure.js")
 """The scripts of a figure, such as `Result.plot_html` returns."""
 GRAPH = ("data.js", "draw.js", "graph.js", "subgraph.js")
 """The scripts of an attribution graph."""
+CIRCUIT = ("data.js", "draw.js", "circuit.js")
+"""The scripts of a circuit."""
 
 
 def document(data: dict[str, Any], scripts: tuple[str, ...] = EXPLORER, *, title: str = "hookline explorer") -> str:

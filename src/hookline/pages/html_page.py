@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
-from hookline.pages.document import FIGURE, GRAPH, document
+from hookline.pages.document import CIRCUIT, FIGURE, GRAPH, document
 
 _WIDTH = 860  # of a notebook's output, about
 _HIGHEST = 900
@@ -59,6 +59,11 @@ def figure(panels: list[dict[str, Any]], title: str, theme: Literal["light", "da
 def graph_page(data: dict[str, Any], theme: Literal["light", "dark"] | None = None) -> HtmlPage:
     """A page with an attribution graph, drawn by assets/graph.js: see `AttributionGraph.plot_html`."""
     return HtmlPage(document({**data, "theme": _theme(theme)}, GRAPH, title=data["title"] or "hookline"), _HIGHEST)
+
+
+def circuit_page(data: dict[str, Any], theme: Literal["light", "dark"] | None = None) -> HtmlPage:
+    """A page with a circuit, drawn by assets/circuit.js: see `Circuit.plot_html`."""
+    return HtmlPage(document({**data, "theme": _theme(theme)}, CIRCUIT, title=data["title"] or "hookline"), _HIGHEST)
 
 
 def _theme(given: Any) -> str:

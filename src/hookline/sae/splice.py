@@ -223,10 +223,7 @@ def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: A
                 f"run_with_features does not take {name}: the points are those of `saes`. For gradients of features, "
                 f"use sae.spliced(keep_features=True); cast the result with .to(…)"
             )
-    pairs = [(model.point(name), sae) for name, sae in _by_name(saes)]
-    names = [point.canonical_name for point, _ in pairs]
-    if len(set(names)) != len(names):
-        raise HooklineError(f"expected one autoencoder per point, but they are at {names}: read them one at a time")
+    pairs = autoencoders_at(model, saes)
     output, cache = model.run_with_cache(*args, names_filter=[point for point, _ in pairs], **kwargs)
     tensors = {point.name: sae.encode(sae.flattened(cache[point.name], point)) for point, sae in pairs}
     features = ActivationCache(tensors, model._points, has_batch_dim=cache.has_batch_dim)
@@ -234,12 +231,23 @@ def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: A
     return output, features
 
 
+def autoencoders_at(model: Hooked, saes: Autoencoders) -> list[tuple[HookPoint, SparseAutoencoder]]:
+    """Each autoencoder with its point; no point has two."""
+    pairs = [(model.point(name), sae) for name, sae in _by_name(saes)]
+    names = [point.canonical_name for point, _ in pairs]
+    if len(set(names)) != len(names):
+        raise HooklineError(f"expected one autoencoder per point, but they are at {names}: read them one at a time")
+    return pairs
+
+
 def _by_name(saes: Autoencoders) -> list[tuple[str, SparseAutoencoder]]:
     if isinstance(saes, Mapping):
         return list(saes.items())
-    several = [saes] if isinstance(saes, SparseAutoencoder) else list(saes)
+    several = [saes] if isinstance(saes, SparseAutoencoder) else list(saes) if isinstance(saes, Iterable) else [saes]
     if not several:
         raise HooklineError("saes is empty")
+    if not all(isinstance(sae, SparseAutoencoder) for sae in several):
+        raise HooklineError(f"saes are autoencoders, or a mapping from points to autoencoders, got {saes!r}")
     if any(sae.cfg.hook_name is None for sae in several):
         raise HooklineError("an autoencoder has no hook_name: pass saes={'blocks.2.hook_resid_post': sae}")
     return [(str(sae.cfg.hook_name), sae) for sae in several]

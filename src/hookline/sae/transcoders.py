@@ -151,9 +151,10 @@ class Transcoders(nn.Module):
     def __init__(self, transcoders: Iterable[Transcoder], origin: TranscoderOrigin | None = None) -> None:
         super().__init__()
         self.origin = origin or TranscoderOrigin()
-        by_layer = {each.layer: each for each in transcoders}
-        if not by_layer:
-            raise HooklineError("there are no transcoders")
+        every = list(transcoders)
+        by_layer = {each.layer: each for each in every}
+        if len(by_layer) < len(every) or not every:
+            raise HooklineError("two transcoders are of the same layer" if every else "there are no transcoders")
         self.by_layer = nn.ModuleDict({str(layer): by_layer[layer] for layer in sorted(by_layer)})
         missing = sorted({to for each in self for to in each.writes} - set(by_layer))
         if missing:
@@ -219,6 +220,8 @@ class Transcoders(nn.Module):
                 f"{model.cfg.n_layers} layers: they are of another model"
             )
         for each in self:
+            if not all(bool(weight.isfinite().all()) for weight in each.state_dict().values()):
+                raise HooklineError(f"the transcoder of layer {each.layer} has weights that are NaN or infinite")
             for point in self.points(model, each.layer):
                 model.point(point)  # raises if the model does not have it
             if each.d_out != model.cfg.d_model:

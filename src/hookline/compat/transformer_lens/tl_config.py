@@ -108,6 +108,11 @@ class HookedTransformerConfig:
     yarn_original_max_position_embeddings: int = 4096
     norm_topk_prob: bool = False
 
+    @property
+    def n_kv_heads(self) -> int:
+        """How many heads have keys and values of their own."""
+        return self.n_key_value_heads or self.n_heads
+
     def __post_init__(self) -> None:
         if self.n_heads == -1:
             if self.d_model % self.d_head:

@@ -1,4 +1,4 @@
-"""Circuits: some of the edges of a model, in the order in which they are chosen, and drawn."""
+"""Circuits: some of the edges of a model, in the order in which they are chosen."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hookline.experiments.core.labels import needed
-from hookline.experiments.edges import EdgeScores, sender_turn
+from hookline.experiments.core.circuit_drawing import circuit_html, draw_circuit
+from hookline.experiments.edges import EdgeScores
+from hookline.pages.html_page import HtmlPage
 
 Method: TypeAlias = Literal["top", "greedy"]
 By: TypeAlias = Literal["abs", "value"]
 
 
+def by_size(values: Float[Tensor, " cell"], by: By) -> Int[Tensor, " cell"]:
+    """The cells from the largest to the smallest."""
+    return (values.abs() if by == "abs" else values).argsort(descending=True, stable=True)
+
+
 def edge_order(scores: EdgeScores, method: Method, by: By) -> Int[Tensor, " edge"]:
     """The edges from the first to the last that a circuit gets."""
-    sizes = scores.values.abs() if by == "abs" else scores.values
-    order = sizes.argsort(descending=True, stable=True)
+    order = by_size(scores.values, by)
     if method == "top":
         return order
     rank = order.argsort().tolist()
@@ -88,45 +93,29 @@ class Circuit:
         known = set(edges.senders) | set(ends)
         return [each for each in (*dict.fromkeys(self.scores.senders), "logits") if each in known]
 
+    @property
+    def links(self) -> list[tuple[str, str, str, float]]:
+        """For each edge its sender, the node that receives it, what of that node, and where, and the score.
+
+        An edge into keys or values that heads share is one for each of these heads, with an equal part of the score.
+        """
+        edges, group = self.edges, group_size(self.scores.senders, self.scores.receivers)
+        found = []
+        for at, (sender, receiver) in enumerate(zip(edges.senders, edges.receivers, strict=True)):
+            nodes = nodes_of(receiver, group)
+            part = receiver.rpartition(".")[2] if receiver != nodes[0] else ""
+            note = " ".join(str(each) for each in (part, *([edges.positions[at]] if edges.positions else [])) if each)
+            found += [(sender, node, note, float(edges.values[at]) / len(nodes)) for node in nodes]
+        return found
+
     def plot(self, ax: Any = None) -> Any:
         """Draw the nodes by layer, with a line for each edge, as wide as its score; returns the matplotlib Axes."""
-        needed("matplotlib", "plot", "plot")
-        from matplotlib import pyplot
+        return draw_circuit(self, ax)
 
-        edges, group = self.edges, group_size(self.scores.senders, self.scores.receivers)
-        nodes = self.nodes
-        depth = max((sender_turn(each)[0] for each in nodes if each != "logits"), default=0) + 1
-        places = _places(nodes, depth)
-        ax = ax if ax is not None else pyplot.subplots(figsize=(8, 1.2 * (depth + 2)))[1]
-        most = float(edges.values.abs().max()) if len(edges) else 1.0
-        for sender, receiver, value in zip(edges.senders, edges.receivers, edges.values.tolist(), strict=True):
-            for node in nodes_of(receiver, group):
-                share = abs(value) / (most or 1.0)
-                color = "tab:blue" if value >= 0 else "tab:red"
-                line = {"color": color, "lw": 0.5 + 4 * share, "alpha": 0.3 + 0.6 * share, "arrowstyle": "-"}
-                ax.annotate("", places[node], places[sender], arrowprops=line | {"connectionstyle": "arc3,rad=0.2"})
-        for node, (x, y) in places.items():
-            box = {"boxstyle": "round", "fc": "white", "ec": "0.4"}
-            ax.text(x, y, node, ha="center", va="center", fontsize=8, bbox=box, zorder=5)
-        ax.set_title(
-            f"{len(self)} of {len(self.scores)} edges: blue raises {self.scores.name}, red lowers it", fontsize=9
-        )
-        xs, ys = zip(*places.values(), strict=True) if places else ((0,), (0,))
-        ax.set(xlim=(min(xs) - 1, max(xs) + 1), ylim=(min(ys) - 0.5, max(ys) + 0.5))
-        ax.axis("off")
-        return ax
+    def plot_html(self, *, title: str | None = None, theme: Literal["light", "dark"] | None = None) -> HtmlPage:
+        """The same as a page that needs nothing else: choose the number of edges, and click nodes for theirs."""
+        return circuit_html(self, title, theme)
 
     def __repr__(self) -> str:
-        return f"Circuit: {len(self)} of {len(self.scores)} edges, {len(self.nodes)} nodes\n{self.edges.top(5)!r}"
-
-
-def _places(nodes: Sequence[str], depth: int) -> dict[str, tuple[float, float]]:
-    """Where each node is drawn: later layers above earlier ones, MLPs in a column beside the heads."""
-    heads = [int(node.partition("H")[2]) for node in nodes if node.startswith("L")]
-    columns = {head: at for at, head in enumerate(sorted(set(heads)))}
-    found = {}
-    for node in nodes:
-        layer, turn = (depth, 0) if node == "logits" else sender_turn(node)
-        x = columns[int(node.partition("H")[2])] if node.startswith("L") else len(columns) + 0.5 * (node[:3] == "mlp")
-        found[node] = (x, layer + 0.4 * turn)
-    return found
+        best = f"\n{self.edges.top(5)!r}" if len(self) else ""
+        return f"Circuit: {len(self)} of {len(self.scores)} edges, {len(self.nodes)} nodes{best}"

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,8 @@ _TYPES: dict[NodeKind, str] = {
     "token": "embedding",
     "logit": "logit",
 }
+_LARGEST = torch.finfo(torch.float32).max
+_MOST_NODES = 20_000
 _KINDS: dict[str, NodeKind] = {text: kind for kind, text in _TYPES.items()}
 
 
@@ -120,20 +122,26 @@ def read_graph(path: Path) -> dict[str, Any]:
 def _fields(path: Path, found: dict[str, Any]) -> dict[str, Any]:
     about, asked = found["metadata"], found.get("qParams") or {}
     tokens = tuple(map(str, about["prompt_tokens"]))
-    nodes = tuple(_read(each, tokens) for each in found["nodes"])
+    if len(found["nodes"]) > _MOST_NODES:
+        raise HooklineError(
+            f"{path} has {len(found['nodes']):,} nodes; a graph has up to {_MOST_NODES:,}: prune it first"
+        )
+    nodes = tuple(_read(path, each, tokens) for each in found["nodes"])
     places = {node.id: at for at, node in enumerate(nodes)}
     if len(places) != len(nodes):
         twice = next(node.id for at, node in enumerate(nodes) if places[node.id] != at)
         raise HooklineError(f"{path} has two nodes with the id {twice!r}, so its links are ambiguous")
     edges = torch.zeros(len(nodes), len(nodes))
     for link in found["links"]:
-        missing = [link[end] for end in ("source", "target") if link[end] not in places]
-        if missing or not math.isfinite(link["weight"]):
+        source, target, weight = places.get(link["source"]), places.get(link["target"]), float(link["weight"])
+        if source is None or target is None or not abs(weight) <= _LARGEST:
             raise HooklineError(f"{path} has a link that cannot be used: {link}")
-        edges[places[link["target"]], places[link["source"]]] = link["weight"]
+        if _depth(nodes[source]) >= _depth(nodes[target]):
+            raise HooklineError(f"{path} has a link to a node that is not after its source: {link}")
+        edges[target, source] = weight
     sums = [[float(each.get(name) or 0.0) for each in found["nodes"]] for name in ("bias", "rest")]
     info = {"model": about.get("scan", ""), **(about.get("hookline") or {})}
-    groups = {str(name): tuple(members) for name, *members in asked.get("supernodes") or []}
+    groups = {str(name): tuple(map(str, members)) for name, *members in asked.get("supernodes") or []}
     return {
         "nodes": nodes,
         "edges": edges,
@@ -141,15 +149,26 @@ def _fields(path: Path, found: dict[str, Any]) -> dict[str, Any]:
         "rest": torch.tensor(sums[1], dtype=torch.float64),
         "tokens": tokens,
         "info": info,
-        "pinned": tuple(asked.get("pinnedIds") or ()),
+        "pinned": tuple(map(str, asked.get("pinnedIds") or ())),
         "groups": groups,
     }
 
 
-def _read(each: dict[str, Any], tokens: tuple[str, ...]) -> GraphNode:
+def _number(x: Any) -> float | None:
+    return None if x is None else float(x)
+
+
+def _depth(node: GraphNode) -> float:
+    """Where a node is on the way from tokens to logits."""
+    return {"token": -1, "logit": math.inf}.get(node.kind, node.layer or 0)
+
+
+def _read(path: Path, each: dict[str, Any], tokens: tuple[str, ...]) -> GraphNode:
     """A node of a file."""
     kind = _KINDS.get(each["feature_type"], "feature")
     pos, name = int(each["ctx_idx"]), str(each["node_id"])
+    if pos not in range(len(tokens)):
+        raise HooklineError(f"{path} has the node {name!r} at position {pos}, but its prompt has {len(tokens)} tokens")
     parts = name.split("_")
     layer = int(each["layer"]) if kind in ("feature", "mlp", "error") else None
     feature = int(parts[1]) if kind in ("feature", "token", "logit") and len(parts) == 3 else None
@@ -162,7 +181,7 @@ def _read(each: dict[str, Any], tokens: tuple[str, ...]) -> GraphNode:
         layer,
         feature,
         text,
-        cast(float | None, each.get("activation")),
-        cast(float | None, each.get("pre_activation")),
+        _number(each.get("activation")),
+        _number(each.get("pre_activation")),
         float(each["token_prob"]) if kind == "logit" else None,
     )

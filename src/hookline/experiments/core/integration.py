@@ -140,10 +140,13 @@ def traced_run(
         raise HooklineError("gradients are needed, which torch.inference_mode() disables: use torch.no_grad() instead")
     found: dict[str, Tensor] = {}
 
-    def note(x: Tensor, hook: HookPoint) -> None:
+    def note(x: Tensor, hook: HookPoint) -> Tensor | None:
         if hook.name in found:
             raise HooklineError(f"{hook.name!r} fires more than once per forward pass, so its gradient is ambiguous")
         found[hook.name] = x.requires_grad_() if with_grad and not x.requires_grad else x
+        # The model continues with a copy, which is in the graph even where a module returns its argument (an identity
+        # in place of a norm, dropout that is off). Memory shared with the argument would be given back to the caller.
+        return x.clone() if with_grad else None
 
     every = [*hooks, *((name, note) for name in watch)]
     with torch.set_grad_enabled(with_grad), drawn_once(n_rows), left_out("gradients are needed"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
@@ -57,8 +58,8 @@ def checked_coords(coords: Any, axes: tuple[str, ...], values: Tensor) -> dict[s
             raise HooklineError(f"axis {axis!r} has size {size} but {len(labels)} labels: {_some(labels)}")
         if not labels:
             raise HooklineError(f"axis {axis!r} is empty: a result has at least one cell")
-        twice = next((each for at, each in enumerate(labels) if each in labels[:at]), None)
-        if twice is not None:
+        if len(set(labels)) < len(labels):
+            twice = next(each for each, count in Counter(labels).items() if count > 1)
             raise HooklineError(f"axis {axis!r} has the label {twice!r} twice: number them, as token_labels(…) does")
     return checked
 

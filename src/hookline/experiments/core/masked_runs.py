@@ -25,7 +25,25 @@ from hookline.model import HookedModel
 from hookline.residual import ModelCache
 
 _ROOM = 2**28
-"""Bytes of the differences of senders that are held at a time."""
+"""Bytes of what masks need that are held at a time."""
+
+
+def in_batches(
+    run: Callable[[Tensor], Tensor],
+    masks: Sequence[Tensor],
+    positions: Sequence[int],
+    most: int | None,
+    width: int,
+    size: int,
+) -> Iterator[tuple[Sequence[int], Float[Tensor, "row pos vocab"]]]:
+    """Numbers of some masks with the logits of `run` at these positions; a mask has `size` bytes and `width` tokens."""
+    fit = Fit("circuits")
+    fit.most = most or max(1, _ROOM // size)
+
+    def some(numbers: Sequence[int]) -> Tensor:
+        return run(torch.stack([masks[number] for number in numbers]))[:, list(positions)]
+
+    yield from fit.parts(range(len(masks)), some, weight=width)
 
 
 class MaskedRuns:
@@ -48,13 +66,7 @@ class MaskedRuns:
     ) -> Iterator[tuple[Sequence[int], Float[Tensor, "row pos vocab"]]]:
         """Numbers of some masks, `most` of them at once, with the logits of their runs at these positions."""
         width, d_model = self.prompt.width, next(iter(self._parts.values())).shape[-1]
-        fit = Fit("circuits")
-        fit.most = most or max(1, _ROOM // (4 * width * d_model * len(self.senders)))
-
-        def run(numbers: Sequence[int]) -> Tensor:
-            return self._run(torch.stack([masks[number] for number in numbers]))[:, list(positions)]
-
-        yield from fit.parts(range(len(masks)), run, weight=width)
+        return in_batches(self._run, masks, positions, most, width, 4 * width * d_model * len(self.senders))
 
     @torch.no_grad()
     def _run(self, masks: Bool[Tensor, "row receiver sender place"]) -> Float[Tensor, "row pos vocab"]:

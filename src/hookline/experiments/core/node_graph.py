@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core import graph_files, graph_runs, graph_scores
-from hookline.experiments.core.graph_edges import Edges, GraphNode
+from hookline.experiments.core.graph_edges import Edges, GraphNode, NodeKind
 from hookline.experiments.core.labels import Label, number_text, token_labels
 from hookline.experiments.result import Result, TopCells
 from hookline.pages.html_page import HtmlPage, graph_page
@@ -71,6 +71,8 @@ class AttributionGraph:
 
     def of(self, kind: str) -> list[GraphNode]:
         """The nodes of one kind: "feature", "mlp", "error", "token" or "logit"."""
+        if kind not in get_args(NodeKind):
+            raise HooklineError(f"kind is one of {', '.join(map(repr, get_args(NodeKind)))}, got {kind!r}")
         return [node for node in self.nodes if node.kind == kind]
 
     def into(self, target: str | GraphNode) -> Result:

@@ -23,7 +23,7 @@ from hookline.engine.attention import FusedCall
 from hookline.errors import HooklineError
 from hookline.transformer.norms import upcast
 
-Attention: TypeAlias = Literal["frozen", "split"]
+Attention: TypeAlias = Literal["frozen", "split", "gradient"]
 Function: TypeAlias = Callable[..., Any]
 Linear: TypeAlias = Callable[..., Any]
 """A linear function of those arguments of a call that are activations; in the run, its value is that of the call."""
@@ -55,6 +55,19 @@ def _shared(function: Function, args: Sequence[Any], active: list[int], _value: 
     def linear(*given: Tensor) -> Any:
         each = [function(*known[:at], x, *known[at + 1 :]) for at, x in zip(active, given, strict=True)]
         return sum(each) / len(each)
+
+    return linear
+
+
+def _product_taylor(function: Function, args: Sequence[Any], active: list[int], value: Tensor) -> Linear | None:
+    """A product of several activations to first order; the rest of its value is a constant."""
+    if len(active) < 2:
+        return None
+    known = [x.detach() if at in active else x for at, x in enumerate(args)]
+
+    def linear(*given: Tensor) -> Any:
+        each = [function(*known[:at], x, *known[at + 1 :]) for at, x in zip(active, given, strict=True)]
+        return sum(each) - (len(each) - 1) * value
 
     return linear
 
@@ -122,6 +135,8 @@ def _named(functions: str, *more: Function) -> list[Function]:
 
 
 _SOFTMAX = _named("softmax log_softmax gumbel_softmax _softmax")
+_PRODUCTS = _named("matmul bmm mm einsum", Tensor.__matmul__, Tensor.__rmatmul__)
+"""Products of matrices, which are attention if both are activations; gates are multiplied number by number."""
 _FUSED = F.scaled_dot_product_attention
 
 
@@ -142,8 +157,8 @@ _RULES: dict[Function, Rule] = {
     **dict.fromkeys([torch.linalg.vector_norm, torch.linalg.norm, Tensor.__rpow__, Tensor.__rtruediv__], _constant),
     **dict.fromkeys([Tensor.__gt__, Tensor.__lt__, Tensor.__ge__, Tensor.__le__, torch.special.expit], _constant),
     **dict.fromkeys(_named("pow", Tensor.__pow__), _power),
-    **dict.fromkeys(_named("mul multiply matmul bmm mm einsum", Tensor.__mul__, Tensor.__rmul__), _shared),
-    **dict.fromkeys([Tensor.__matmul__, Tensor.__rmatmul__, torch.baddbmm, Tensor.baddbmm], _shared),
+    **dict.fromkeys(_named("mul multiply", Tensor.__mul__, Tensor.__rmul__), _shared),
+    **dict.fromkeys([*_PRODUCTS, torch.baddbmm, Tensor.baddbmm], _shared),
     **dict.fromkeys(_named("div divide true_divide", Tensor.__truediv__), _quotient),
     **dict.fromkeys(_SOFTMAX, _constant),
     F.layer_norm: _layer_norm,
@@ -157,8 +172,9 @@ _RULES: dict[Function, Rule] = {
 class Rules(TorchFunctionMode):
     """Applies the rules to every torch function, and keeps the linear functions that took their places.
 
-    `attention` is "frozen" (patterns are constants, as in RelP) or "split" (products of queries and keys, and of
-    patterns and values, are shared equally, and the softmax is taken to first order, as in AttnLRP).
+    `attention` is "frozen" (patterns are constants, as in RelP), "split" (products of queries and keys, and of patterns
+    and values, are shared equally, and the softmax is taken to first order, as in AttnLRP) or "gradient" (all of it is
+    taken to first order).
     """
 
     def __init__(self, attention: Attention = "frozen") -> None:
@@ -206,9 +222,11 @@ class Rules(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is _FUSED:
             call = FusedCall(*args, **kwargs)
-            return self._stepwise(call) if self.attention == "split" else self._linear(_mixed, _fused, call)
-        if self.attention == "split" and func in _SOFTMAX:
+            return self._linear(_mixed, _fused, call) if self.attention == "frozen" else self._stepwise(call)
+        if self.attention != "frozen" and func in _SOFTMAX:
             rule = _softmax_taylor
+        if self.attention == "gradient" and func in _PRODUCTS:
+            rule = _product_taylor
         names = list(kwargs)
 
         def function(*given: Any) -> Any:

@@ -17,9 +17,12 @@ function fill(node, props, children) {
   return node;
 }
 
+// Text without the marks that turn around what follows them.
+const unturned = (text) => text.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+
 // A token as it is shown: spaces and line breaks can be seen.
 function shown(text, trim = false) {
-  const seen = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
+  const seen = unturned(text).replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
   if (/^ +$/.test(seen)) return "␣".repeat(seen.length);
   return trim ? seen.replace(/^ /, "") : seen.replace(/^ /, "·");
 }

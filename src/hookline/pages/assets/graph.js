@@ -75,7 +75,7 @@ class GraphPage {
     const facts = Object.entries(this.given.scores).map(([name, value]) => `${name} ${number(value)}`).join(", ");
     const panel = (name, wide, ...parts) => el("section", { class: wide ? "panel wide" : "panel", "aria-label": name }, el("h2", {}, name), ...parts.flat());
     this.root.replaceChildren(el("main", { class: "graph" },
-      el("h1", { class: "wide" }, this.given.title),
+      el("h1", { class: "wide" }, unturned(this.given.title)),
       panel("Graph", true, this.controls(facts), this.drawing()),
       panel("Node", false, this.detail()),
       panel("Subgraph", false, this.subgraph.view())));

@@ -6,9 +6,9 @@ class Subgraph {
   }
 
   set(ids, groups) {
-    const known = (id) => this.page.graph.byId.get(id);
-    this.groups = groups.map(([name, ...members]) => [String(name), ...members.filter(known)]).filter((group) => group.length > 1);
-    this.pinned = [...new Set([...ids, ...this.groups.flatMap(([, ...members]) => members)])].map(known).filter(Boolean);
+    const known = (id) => this.page.graph.byId.get(id), list = (given) => (Array.isArray(given) ? given : []); // an address can say anything
+    this.groups = list(groups).filter(Array.isArray).map(([name, ...members]) => [String(name), ...members.filter(known)]).filter((group) => group.length > 1);
+    this.pinned = [...new Set([...list(ids), ...this.groups.flatMap(([, ...members]) => members)])].map(known).filter(Boolean);
   }
 
   has(node) { return this.pinned.includes(node); }
@@ -79,12 +79,13 @@ class Subgraph {
     const place = (unit) => unit.members.reduce((sum, node) => sum + node.pos, 0) / unit.members.length;
     const levels = [...new Set(units.map(level))].sort((a, b) => b - a), wide = 150, high = 30;
     const rows = levels.map((at) => units.filter((unit) => level(unit) === at).sort((a, b) => place(a) - place(b)));
-    const room = Math.max(...rows.map((row) => row.length)) * (wide + 14) + 10;
+    const room = Math.max(...rows.map((row) => row.length)) * (wide + 14) + 60;
     rows.forEach((row, nth) => row.forEach((unit, at) => Object.assign(unit, { x: (room / row.length) * (at + 0.5), y: 22 + nth * 66 })));
     const links = this.links(units), most = largest(links.map((link) => link.weight));
     const lines = links.map(({ source, target, weight }) => {
       const part = Math.abs(weight) / most, [from, to] = [source.y - high / 2, target.y + high / 2], bend = source.y === target.y ? -40 : (from - to) / 2;
-      return svg("path", { d: `M${source.x} ${from}C${source.x} ${from - bend} ${target.x} ${to + bend} ${target.x} ${to}`, class: "edge", stroke: linkColor(weight),
+      const aside = source.x === target.x && source.y - target.y > 66 ? 150 : 0; // around the boxes between them
+      return svg("path", { d: `M${source.x} ${from}C${source.x + aside} ${from - bend} ${target.x + aside} ${to + bend} ${target.x} ${to}`, class: "edge", stroke: linkColor(weight),
         "stroke-width": (0.6 + 5 * part).toFixed(2), "stroke-opacity": (0.25 + 0.7 * part).toFixed(2) }, svg("title", {}, `${source.name} → ${target.name}: ${number(weight, 4)}`));
     });
     const boxes = units.map((unit) => svg("g", {

@@ -1,0 +1,258 @@
+"""Feature circuits: the effect of each feature of autoencoders on a metric, and of features on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.experiments.attribution import agreement, check_gradients, checked_options, sampled
+from hookline.experiments.core.continuations import prompt_pair
+from hookline.experiments.core.feature_runs import Dictionary, FeatureChanges, FeatureNode, dictionaries, feature_nodes
+from hookline.experiments.core.integration import Along, Line, gradients_of, ran, traced_run
+from hookline.experiments.core.labels import about
+from hookline.experiments.core.measure import Metrics, Options, is_one_for_all, metric_values
+from hookline.experiments.core.prompts import Prompt, Prompts, warn_of_dropout
+from hookline.experiments.core.sweep import Values
+from hookline.experiments.edges import EdgeScores, true_effects
+from hookline.experiments.metrics import as_metric
+from hookline.experiments.patching import Direction, check_patch_direction, into
+from hookline.experiments.paths import Node
+from hookline.experiments.result import Result
+from hookline.model import HookedModel
+from hookline.sae.splice import Autoencoders
+
+__all__ = ["feature_edges", "feature_scores"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def feature_scores(
+    model: HookedModel,
+    clean: Prompt,
+    corrupted: Prompt,
+    metric: Any,
+    saes: Autoencoders,
+    *,
+    direction: Direction = "denoise",
+    steps: int | None = None,
+    along: Along = "activations",
+    by_position: bool = False,
+    check: int = 32,
+    seed: int = 0,
+    **options: Any,
+) -> Result:
+    """Estimate the effect of each feature: its value of one run, given to the other.
+
+        scores = feature_circuits.feature_scores(model, clean, corrupted, metric, saes)
+        scores.top(5)                          # "blocks.1.hook_resid_post/17", and the change of the metric
+        circuits.faithfulness(model, clean, corrupted, metric, scores, saes=saes)
+
+    `saes` are autoencoders, each at the point where it was trained, or a mapping from points to autoencoders. Nodes are
+    the features that differ between the two runs, and the error of each autoencoder, which is what it misses. A
+    score is the change of the feature times its gradient, summed over positions, or one for each with `by_position`.
+    The scores at a point sum to what `attribution_patching` estimates for all of it. `steps` averages the gradient on
+    the line between the two runs, as there: `along` the activations of each point, or the inputs.
+
+    `check` nodes are actually patched, and `info` reports the agreement, see `attribution.attribution_patching`.
+    `info["errors"]` is the part of the effects, in absolute values, that is due to errors. Options: batch_size,
+    progress.
+    """
+    how = checked_options(direction, steps, along, check, options, "per_example")
+    both = _Both.of(model, clean, corrupted, metric, saes, direction, steps, along)
+    gradients = both.line.gradients(both.metrics, both.given, both.there)
+    check_gradients(gradients, [metric_values(both.metrics, each) for each in both.logits], steps)
+    found = both.scored(next(iter(gradients.values())), by_position=by_position)
+    if not found:
+        raise HooklineError(
+            "no feature differs between the two runs: use other prompts, or autoencoders at other points"
+        )
+    values, labels = torch.tensor(list(found.values())), [node.label for node in found]
+    errors = values.abs()[torch.tensor([node.feature < 0 for node in found])].sum()
+    info: dict[str, Any] = {"direction": direction, "errors": float(errors / values.abs().sum().clamp(min=1e-30))}
+    info |= {} if steps is None else {"steps": steps, "along": along}
+    info |= about(model, f"features, {into(direction)}")
+    if check:
+        cells, n_top = sampled(values, torch.ones_like(values, dtype=torch.bool), check, seed)
+        true = both.true([list(found)[cell] for cell in cells], how)
+        info |= agreement(values[None, cells], true, n_top, [{"node": labels[x]} for x in cells], list(both.metrics))
+    else:
+        warn_of_dropout(model)
+    return Result(values, ("node",), {"node": [*labels]}, next(iter(both.metrics)), info)
+
+
+def feature_edges(
+    model: HookedModel,
+    clean: Prompt,
+    corrupted: Prompt,
+    metric: Any,
+    scores: Result,
+    saes: Autoencoders,
+    *,
+    most: int = 40,
+) -> EdgeScores:
+    """Estimate the effect of each of the `most` best nodes of `scores` on the metric through each of the others.
+
+        found = feature_circuits.feature_edges(model, clean, corrupted, metric, scores, saes)
+        circuits.circuit(found, 0.2).plot_html()
+
+    An edge is the effect that goes from one feature to another past all other features, to first order; one to "logits"
+    goes past all of them. With all nodes and without `steps`, the edges from a node sum to its score. The cost is a
+    backward pass for each node.
+    """
+    if not isinstance(scores, Result) or scores.axes != ("node",):
+        raise HooklineError(f"scores are those of feature_scores(…), got {scores!r}")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise HooklineError(f"most is the number of nodes, at least 1, got {most!r}")
+    direction: Direction = scores.info.get("direction", "denoise")
+    check_patch_direction(direction)
+    both = _Both.of(model, clean, corrupted, metric, saes, direction, None, "activations")
+    best = set(scores.values.abs().argsort(descending=True, stable=True)[:most].tolist())
+    nodes = [node for at, node in enumerate(feature_nodes(scores, both.known)) if at in best]
+    total = next(iter(both.line.gradients(both.metrics, both.given, both.there).values()))
+    found = _Direct(both, total).edges(nodes)
+    values = torch.tensor(list(found.values()))
+    info = {"direction": direction, **about(model, f"edges between features, {into(direction)}")}
+    return EdgeScores(values, [u for u, _ in found], [v for _, v in found], next(iter(both.metrics)), info)
+
+
+@dataclass(frozen=True, eq=False)
+class _Both:
+    """The two runs of an estimate, and how far the features of one are from those of the other."""
+
+    line: Line
+    known: Mapping[str, Dictionary]
+    pair: Sequence[Prompts]
+    metrics: Metrics
+    logits: Sequence[Tensor]
+    given: Values
+    there: Values
+    changes: Mapping[str, FeatureChanges]
+
+    @classmethod
+    def of(
+        cls, model: HookedModel, clean: Prompt, corrupted: Prompt, metric: Any, saes: Autoencoders,
+        direction: Direction, steps: int | None, along: Along,
+    ) -> _Both:  # fmt: skip
+        known = dictionaries(model, saes)
+        metric, pair = prompt_pair(model, clean, corrupted, metric)
+        if pair[0].more:
+            raise HooklineError("features are nodes of prompts of text, not of images")
+        source, target = (0, 1) if direction == "denoise" else (1, 0)
+        line = Line(model, pair[target], [each.point.name for each in known.values()], steps, along)
+        logits = {}
+        logits[source], given = ran(model, pair[source], line.names)
+        logits[target], there = line.start()
+        metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+        if len(metrics) > 1:
+            raise HooklineError(f"features need one metric, got {len(metrics)}: {', '.join(metrics)}")
+        with torch.no_grad():
+            changes = {
+                name: FeatureChanges.between(each, there[each.point.name], given[each.point.name], pair[0].mask)
+                for name, each in known.items()
+            }
+        return cls(line, known, pair, metrics, [logits[0], logits[1]], given, there, changes)
+
+    @property
+    def rows(self) -> int:
+        """How many prompts the metric is averaged over."""
+        return 1 if is_one_for_all(next(iter(self.metrics.values())), self.logits[0]) else len(self.pair[0])
+
+    def scored(self, gradients: Mapping[str, Tensor], *, by_position: bool) -> dict[FeatureNode, float]:
+        """The score of each node."""
+        found = {}
+        labels = self.pair[0].labels(self.line.model)
+        for name, change in self.changes.items():
+            effects, is_node = change.effects(gradients[change.at.point.name]).sum(0) / self.rows, change.is_node.any(0)
+            if not by_position:
+                effects, is_node = effects.sum(0, keepdim=True), is_node.any(0, keepdim=True)
+            for place, feature in is_node.nonzero().tolist():
+                number = feature if feature < change.at.sae.d_sae else -1
+                node = FeatureNode(name, number, labels[place] if by_position else None)
+                found[node] = float(effects[place, feature])
+        return found
+
+    def place(self, node: FeatureNode) -> slice:
+        """The columns of a node."""
+        if node.place is None:
+            return slice(None)
+        labels = [str(each) for each in self.pair[0].labels(self.line.model)]
+        if str(node.place) not in labels:
+            raise HooklineError(
+                f"the scores have {node.label!r}, but the prompts have the positions {labels[0]!r} to {labels[-1]!r}"
+            )
+        at = labels.index(str(node.place))
+        return slice(at, at + 1)
+
+    def true(self, nodes: Sequence[FeatureNode], how: Options) -> Float[Tensor, "metric node"]:
+        """The actual change of the metric when each of these nodes is patched."""
+        sent = []
+        for node in nodes:
+            change, at = self.changes[node.point], self.place(node)
+            moved = torch.zeros_like(change.error)
+            moved[:, at] = change.change(node.feature)[:, at].to(moved)
+            point = change.at.point
+            sent.append((moved.view(self.there[point.name].shape), Node(node.label, 0, 0, point)))
+        return true_effects(self.line.model, self.line.prompts, self.metrics, sent, how)
+
+
+class _Direct:
+    """A run in which the gradient at each autoencoder stops there, so that it is that of what lies between them."""
+
+    def __init__(self, both: _Both, total: Mapping[str, Tensor]) -> None:
+        self.both, self.total = both, total
+        self.reached: dict[str, Tensor] = {}
+        self.leaves: dict[str, Tensor] = {}
+
+    def _cut(self, name: str) -> Any:
+        def cut(x: Tensor) -> Tensor:
+            self.reached[name], self.leaves[name] = x, x.detach().requires_grad_()
+            return self.leaves[name]
+
+        return cut
+
+    def edges(self, nodes: Sequence[FeatureNode]) -> dict[tuple[str, str], float]:
+        """The edges between these nodes, and to the logits."""
+        both = self.both
+        model, prompts = both.line.model, both.line.prompts
+        hooks = [(each.point.name, self._cut(name)) for name, each in both.known.items()]
+        call = prompts.call(model)
+        logits, _ = traced_run(
+            lambda every: model.run_with_hooks(**call, fwd_hooks=every), len(prompts), (), hooks, with_grad=True
+        )
+        found: dict[tuple[str, str], float] = {}
+        order, metric = list(both.known), next(iter(both.metrics.items()))
+        for to in nodes:
+            before = {name: self.leaves[name] for name in order[: order.index(to.point)]}
+            if before and (value := self._value(to)).requires_grad:
+                gradients = torch.autograd.grad(value, list(before.values()), retain_graph=True, allow_unused=True)
+                self._add(found, nodes, dict(zip(before, gradients, strict=True)), to.label)
+        self._add(found, nodes, gradients_of(metric[1], metric[0], logits, self.leaves), "logits")
+        return found
+
+    def _value(self, node: FeatureNode) -> Float[Tensor, ""]:
+        """The node times its total gradient, which is a constant."""
+        change, at = self.both.changes[node.point], self.both.place(node)
+        weights, flat = change.weights(self.total[change.at.point.name])
+        with torch.enable_grad():
+            x, features = change.at.split(self.reached[node.point])
+            error = x - change.at.sae.decode(features, x)
+            each = (error * flat).sum(-1) if node.feature < 0 else (features * weights)[..., node.feature]
+            return (each * change.mask)[:, at].sum()
+
+    def _add(
+        self, found: dict[tuple[str, str], float], nodes: Sequence[FeatureNode], gradients: Mapping[str, Any], to: str
+    ) -> None:
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                effects = self.both.changes[name].effects(gradient).sum(0) / self.both.rows
+                for node in nodes:
+                    if node.point == name:
+                        found[node.label, to] = float(effects[self.both.place(node), node.feature].sum())
