@@ -1,4 +1,4 @@
-"""Pages of the docs site that are made when it is built: files outside docs/, the API reference, notebooks (see mkdocs.yml).
+"""Pages of the docs site that are made when it is built: files outside docs/, the API reference (see mkdocs.yml).
 
 Links between files are those of the repository. Here they are changed to the pages that show these files.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -15,22 +16,38 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import messages  # noqa: E402 (in the tests folder: it reads the messages from the source)
+
 ELSEWHERE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples/index.md",
     "examples/vlm_spectra/README.md": "examples/vlm_spectra/index.md",
+    "changelog.d": "changelog.md",
     "training/README.md": "training.md",
     "training/tinysight.md": "training-tinysight.md",
 }
 """Files outside docs/, and the pages that show them; `index.md` has a text of its own."""
 FRONT = {
-    "models": ("Models", "hookline", ["load", "hook", "HookedModel", "HookedModule", "HookedRootModule", "HookPoint"]),
-    "caches": ("Caches", "hookline", ["ActivationCache"]),
+    "models": ("Models", ["load.load", "load.hook", "HookedModel", "HookedModule", "HookedRootModule", "HookPoint"]),
+    "caches": ("Caches", ["ActivationCache", "residual.ModelCache"]),
 }
-"""The pages of the API that show a part of a module: title, module, names."""
+"""The pages of the API for names of `hookline` itself: title and names."""
 MODULES = ("edits", "positions", "hooks", "errors", "store", "sae", "weights", "vision")
+MESSAGES = """# Every message
+
+The texts of all errors and warnings; {…} is a value. [Errors and warnings](errors.md) explains their classes.
+"""
+RANKS = {
+    r"(examples|messages|changelog|training|architecture|contributing)": 0.3,
+    r"(api|models|benchmarks)": 0.8,
+    r"(recipes|points|errors)": 2,
+    r"": 1.5,
+}
+"""How much a page counts in searches, by the beginning of its path."""
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
@@ -41,15 +58,41 @@ def experiments() -> list[str]:
 
 def api_pages() -> Iterator[tuple[str, str]]:
     """The pages of the API reference: path and text."""
-    for page, (title, module, names) in FRONT.items():
-        members = "".join(f"\n        - {name}" for name in names)
-        extra = "\n::: hookline.residual.ModelCache\n" if page == "caches" else ""
-        options = f"    options:\n      show_root_docstring: false\n      show_root_heading: false\n      members:{members}\n"
-        yield f"api/{page}.md", f"# {title}\n\n::: {module}\n{options}{extra}"
+    for page, (title, names) in FRONT.items():
+        shown = (
+            f"\n::: hookline.{name}\n    options: {{show_root_heading: true, show_root_toc_entry: true}}\n"
+            for name in names
+        )
+        yield f"api/{page}.md", f"# {title}\n" + "".join(shown)
     for module in MODULES:
         yield f"api/{module}.md", f"# hookline.{module}\n\n::: hookline.{module}\n"
     for module in experiments():
         yield f"api/experiments/{module}.md", f"# experiments.{module}\n\n::: hookline.experiments.{module}\n"
+
+
+def message_page() -> str:
+    """All error and warning texts of the source, by package."""
+    sections: dict[str, list[str]] = {}
+    for path in sorted(messages.PACKAGE.rglob("*.py")):
+        package = path.relative_to(messages.PACKAGE).parts[0].removesuffix(".py")
+        found = [f"- {escape(text)}" for text in messages.messages(path)]
+        sections.setdefault(package, []).extend(each for each in found if each not in sections[package])
+    body = (f"\n## hookline.{package}\n\n" + "\n".join(found) + "\n" for package, found in sections.items() if found)
+    return MESSAGES + "".join(body)
+
+
+def escape(text: str) -> str:
+    """A message as Markdown: values in it as {name}, and nothing in it a tag, a link or emphasis."""
+    text = re.sub(r"\{[^{}]*?(\w+)\W*\}", r"{\1}", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", text)
+
+
+def changelog() -> str:
+    """The change log, with the changes since it was last written."""
+    fragments = sorted(path for path in (ROOT / "changelog.d").glob("*.md") if path.name != "README.md")
+    changes = "".join(path.read_text(encoding="utf-8").rstrip() + "\n" for path in fragments)
+    head, title, released = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## ")
+    return f"{head}\n## Latest\n\n{changes}{title}{released}"
 
 
 def example_pages() -> Iterator[tuple[str, str]]:
@@ -79,7 +122,7 @@ def on_config(config: Any) -> Any:
                 {"API": front},
                 {"API of the experiments": [f"api/experiments/{module}.md" for module in experiments()]},
             ]
-    notebooks = sorted((ROOT / "docs/notebooks").glob("*.md"))
+    notebooks = sorted((ROOT / "docs/notebooks").glob("*.md"), key=lambda path: (path.stem != "index", path.stem))
     if notebooks:
         config.nav.insert(2, {"Notebooks": [f"notebooks/{path.name}" for path in notebooks]})
     return config
@@ -89,8 +132,9 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not files of docs/."""
     made = dict(api_pages())
     for path, page in ELSEWHERE.items():
-        if page != "index.md":
+        if path.endswith(".md") and page != "index.md":
             made[page] = (ROOT / path).read_text(encoding="utf-8")
+    made |= {"messages.md": message_page(), "changelog.md": changelog()}
     made |= {str(page_of(name)): text for name, text in example_pages()}
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
@@ -98,8 +142,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Change links between files of the repository to links between pages."""
+    """Change links between files of the repository to links between pages, and set the rank of a page in searches."""
     uri = page.file.src_uri
+    page.meta["search"] = {"boost": next(boost for pattern, boost in RANKS.items() if re.match(pattern, uri))}
     source = next((path for path, shown in ELSEWHERE.items() if shown == uri and uri != "index.md"), f"docs/{uri}")
 
     def changed(link: re.Match[str]) -> str:
