@@ -118,7 +118,7 @@ def on_config(config: Any) -> Any:
     for section in config.nav:
         if "Reference" in section:
             front = [f"api/{page}.md" for page in (*FRONT, *MODULES)]
-            section["Reference"][:0] = [
+            section["Reference"][1:1] = [
                 {"API": front},
                 {"API of the experiments": [f"api/experiments/{module}.md" for module in experiments()]},
             ]
