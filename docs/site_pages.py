@@ -5,12 +5,14 @@ Links between files are those of the repository. Here they are changed to the pa
 
 from __future__ import annotations
 
+import inspect
 import posixpath
 import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from mkdocs.structure.files import File, Files
@@ -59,15 +61,47 @@ def experiments() -> list[str]:
 def api_pages() -> Iterator[tuple[str, str]]:
     """The pages of the API reference: path and text."""
     for page, (title, names) in FRONT.items():
-        shown = (
-            f"\n::: hookline.{name}\n    options: {{show_root_heading: true, show_root_toc_entry: true}}\n"
-            for name in names
-        )
-        yield f"api/{page}.md", f"# {title}\n" + "".join(shown)
+        yield f"api/{page}.md", f"# {title}\n" + "".join(entry(f"hookline.{name}", name) for name in names)
     for module in MODULES:
-        yield f"api/{module}.md", f"# hookline.{module}\n\n::: hookline.{module}\n"
+        yield f"api/{module}.md", module_page(f"hookline.{module}")
     for module in experiments():
-        yield f"api/experiments/{module}.md", f"# experiments.{module}\n\n::: hookline.experiments.{module}\n"
+        yield f"api/experiments/{module}.md", module_page(f"hookline.experiments.{module}")
+
+
+def module_page(path: str) -> str:
+    """The page of a module: what it is for, and its public names in their order."""
+    module = import_module(path)
+    found = [(name, getattr(module, name)) for name in module.__all__]
+    if path != "hookline.errors":
+        found = [(name, each) for name, each in found if getattr(each, "__module__", "") != "hookline.errors"]
+    entries = (
+        entry(f"{each.__module__}.{each.__qualname__}", name)
+        if each.__name__ == name or type(each) is not type
+        else named(name, each)
+        for name, each in found
+        if is_documented(each)
+    )
+    title = path.removeprefix("hookline.") if "experiments" in path else path
+    return f"# {title}\n\n::: {path}\n    options: {{members: false}}\n" + "".join(entries)
+
+
+def is_documented(each: Any) -> bool:
+    """Whether it is a function or class; the docstring of the module describes other values."""
+    return isinstance(each, type | FunctionType)
+
+
+def named(name: str, each: Any) -> str:
+    """A class that is used as a function, under another name: `edits.zero` is the class `Zero`."""
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(each).parameters.values()]
+    call = name + str(inspect.Signature(parameters))
+    text = (inspect.getdoc(each) or "").replace("Examples:\n", "**Examples:**\n\n")
+    return f"\n## {name}\n\n```python\n{call}\n```\n\n{text}\n"
+
+
+def entry(path: str, name: str) -> str:
+    """One function or class, under its public name."""
+    options = f"show_root_heading: true, show_root_toc_entry: true, heading: {name.rpartition('.')[2]}"
+    return f"\n::: {path}\n    options: {{{options}}}\n"
 
 
 def message_page() -> str:
@@ -139,6 +173,19 @@ def on_files(files: Files, config: Any) -> Files:
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
+    """In the API reference, link the pages that docstrings name, such as docs/sae.md."""
+    if not page.file.src_uri.startswith("api/"):
+        return html
+    up = "../" * page.file.src_uri.count("/")
+    known = {file.src_uri for file in files.documentation_pages()}
+
+    def linked(name: re.Match[str]) -> str:
+        return f'<a href="{up}{name[1]}.html">{name[0]}</a>' if f"{name[1]}.md" in known else name[0]
+
+    return re.sub(r"\bdocs/([\w-]+)\.md", linked, html)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

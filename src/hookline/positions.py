@@ -8,7 +8,8 @@
     >>> with model.hooks(fwd_hooks=[(name, at(step(0), torch.zeros_like))]):     # only at the prompt
     ...     text = model.generate(prompt, max_new_tokens=2)
 
-`at`, `last` and `token` are also in `hookline` itself. See docs/transformers.md.
+`last` is the last token of each row that is not padding, `new_tokens` are those of a generation after the prompt, and
+`image_tokens` those of images. `at`, `last` and `token` are also in `hookline` itself. See docs/transformers.md.
 """
 
 from hookline.text.token_positions import Positions, at, image_tokens, last, new_tokens, step, token
