@@ -29,6 +29,8 @@ ELSEWHERE = {
     "examples/README.md": "examples/index.md",
     "examples/vlm_spectra/README.md": "examples/vlm_spectra/index.md",
     "changelog.d": "changelog.md",
+    "src/hookline/load.py": "api/models.md",
+    "tests/messages.golden": "messages.md",
     "training/README.md": "training.md",
     "training/tinysight.md": "training-tinysight.md",
 }
@@ -75,9 +77,7 @@ def module_page(path: str) -> str:
     if path != "hookline.errors":
         found = [(name, each) for name, each in found if getattr(each, "__module__", "") != "hookline.errors"]
     entries = (
-        entry(f"{each.__module__}.{each.__qualname__}", name)
-        if each.__name__ == name or type(each) is not type
-        else named(name, each)
+        entry(f"{each.__module__}.{name}", name) if each.__name__ == name else named(name, each)
         for name, each in found
         if is_documented(each)
     )
@@ -91,7 +91,7 @@ def is_documented(each: Any) -> bool:
 
 
 def named(name: str, each: Any) -> str:
-    """A class that is used as a function, under another name: `edits.zero` is the class `Zero`."""
+    """A class or function that is public under another name: `edits.zero` is the class `Zero`."""
     parameters = [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(each).parameters.values()]
     call = name + str(inspect.Signature(parameters))
     text = (inspect.getdoc(each) or "").replace("Examples:\n", "**Examples:**\n\n")
@@ -142,6 +142,8 @@ def page_of(path: str) -> str | None:
         return ELSEWHERE[path]
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
+    if path.startswith("src/hookline/"):
+        return "api/" + path.removeprefix("src/hookline/").removesuffix("/__init__.py").removesuffix(".py") + ".md"
     if path.startswith("examples/"):
         return path.removesuffix(".py") + ".md" if path.endswith(".py") else "examples/index.md"
     return None
