@@ -140,6 +140,8 @@ def page_of(path: str) -> str | None:
     """The page of the site that shows a file or folder of the repository."""
     if path in ELSEWHERE:
         return ELSEWHERE[path]
+    if path.startswith("notebooks/"):
+        return path
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     if path.startswith("src/hookline/"):
@@ -158,9 +160,12 @@ def on_config(config: Any) -> Any:
                 {"API": front},
                 {"API of the experiments": [f"api/experiments/{module}.md" for module in experiments()]},
             ]
-    notebooks = sorted((ROOT / "docs/notebooks").glob("*.md"), key=lambda path: (path.stem != "index", path.stem))
-    if notebooks:
-        config.nav.insert(2, {"Notebooks": [f"notebooks/{path.name}" for path in notebooks]})
+    folder = ROOT / "docs/notebooks"
+    if folder.exists():
+        first = (folder / "index.md").read_text(encoding="utf-8") if (folder / "index.md").exists() else ""
+        order = ["index.md", *re.findall(r"\]\((\w+\.md)\)", first), *sorted(path.name for path in folder.glob("*.md"))]
+        pages = [page for page in dict.fromkeys(order) if (folder / page).exists()]
+        config.nav.insert(2, {"Notebooks": [f"notebooks/{page}" for page in pages]})
     return config
 
 
@@ -174,6 +179,8 @@ def on_files(files: Files, config: Any) -> Files:
     made |= {str(page_of(name)): text for name, text in example_pages()}
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
+    for path in sorted((ROOT / "notebooks").glob("*.*")):
+        files.append(File.generated(config, f"notebooks/{path.name}", abs_src_path=str(path)))
     return files
 
 
