@@ -26,8 +26,8 @@ ELSEWHERE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "examples/README.md": "examples/index.md",
-    "examples/vlm_spectra/README.md": "examples/vlm_spectra/index.md",
+    "examples/README.md": "examples.md",
+    "examples/vlm_spectra/README.md": "examples/vlm_spectra.md",
     "changelog.d": "changelog.md",
     "src/hookline/load.py": "api/models.md",
     "tests/messages.golden": "messages.md",
@@ -108,16 +108,20 @@ def message_page() -> str:
     """All error and warning texts of the source, by package."""
     sections: dict[str, list[str]] = {}
     for path in sorted(messages.PACKAGE.rglob("*.py")):
-        package = path.relative_to(messages.PACKAGE).parts[0].removesuffix(".py")
+        package = path.relative_to(messages.PACKAGE).parts[0].removesuffix(".py").replace("__init__", "")
         found = [f"- {escape(text)}" for text in messages.messages(path)]
         sections.setdefault(package, []).extend(each for each in found if each not in sections[package])
-    body = (f"\n## hookline.{package}\n\n" + "\n".join(found) + "\n" for package, found in sections.items() if found)
+    body = (
+        f"\n## {f'hookline.{package}'.rstrip('.')}\n\n" + "\n".join(found) + "\n"
+        for package, found in sections.items()
+        if found
+    )
     return MESSAGES + "".join(body)
 
 
 def escape(text: str) -> str:
     """A message as Markdown: values in it as {name}, and nothing in it a tag, a link or emphasis."""
-    text = re.sub(r"\{[^{}]*?(\w+)\W*\}", r"{\1}", " ".join(text.split()))
+    text = re.sub(r"\{[^{}]*?(\w+)\W*\}", r"{\1}", " ".join(text.replace(".__name__", "").split()))
     return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", text)
 
 
@@ -147,7 +151,7 @@ def page_of(path: str) -> str | None:
     if path.startswith("src/hookline/"):
         return "api/" + path.removeprefix("src/hookline/").removesuffix("/__init__.py").removesuffix(".py") + ".md"
     if path.startswith("examples/"):
-        return path.removesuffix(".py") + ".md" if path.endswith(".py") else "examples/index.md"
+        return path.removesuffix(".py") + ".md" if path.endswith(".py") else "examples.md"
     return None
 
 
