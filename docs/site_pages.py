@@ -29,14 +29,14 @@ ELSEWHERE = {
     "examples/README.md": "examples.md",
     "examples/vlm_spectra/README.md": "examples/vlm_spectra.md",
     "changelog.d": "changelog.md",
-    "src/hookline/load.py": "api/models.md",
+    "src/hookline/loading.py": "api/models.md",
     "tests/messages.golden": "messages.md",
     "training/README.md": "training.md",
     "training/tinysight.md": "training-tinysight.md",
 }
 """Files outside docs/, and the pages that show them; `index.md` has a text of its own."""
 FRONT = {
-    "models": ("Models", ["load.load", "load.hook", "HookedModel", "HookedModule", "HookedRootModule", "HookPoint"]),
+    "models": ("Models", ["load", "hook", "HookedModel", "HookedModule", "HookedRootModule", "HookPoint"]),
     "caches": ("Caches", ["ActivationCache", "residual.ModelCache"]),
 }
 """The pages of the API for names of `hookline` itself: title and names."""
