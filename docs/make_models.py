@@ -78,6 +78,8 @@ autograd. The stream must equal the hidden states that the model reports, and th
 of attention and MLP must add up to the stream, the pattern must mix the values into `z`, and the results of heads must
 sum to the output of the projection. *yes*: all points of this group that the architecture has are proved. *–*: it has
 none (a state-space layer has no pattern). *no*: at least one point failed, and is not offered.
+
+<div class="table-filter"></div>
 """
 
 

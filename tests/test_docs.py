@@ -18,7 +18,8 @@ import pytest
 from test_layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+WRITTEN = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/recipes/*.md")]
+PAGES = ["README.md", *sorted(page.relative_to(ROOT).as_posix() for page in WRITTEN)]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -19,7 +19,7 @@ INTRODUCTION = """# hookline
 - `model.verify()` checks every point of a model, and `hookline doctor --json` the machine. Commands take `--json`;
   docs/cli.md has the exit statuses.
 """
-SECTIONS = {"Guides": "", "Coming from other libraries": "from-", "Experiments": "experiments"}
+SECTIONS = {"Recipes": "recipes/", "Guides": "", "Coming from other libraries": "from-", "Experiments": "experiments"}
 
 
 def about(page: Path) -> str:
@@ -36,11 +36,13 @@ def about(page: Path) -> str:
 
 def listed() -> str:
     """The text of llms.txt."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    docs = ROOT / "docs"
+    pages = [ROOT / "README.md", *sorted([*docs.glob("*.md"), *docs.glob("recipes/*.md")])]
     parts = [INTRODUCTION]
     for section, start in SECTIONS.items():
         others = [each for each in SECTIONS.values() if each and each != start]
-        mine = [page for page in pages if page.name.startswith(start) and not page.name.startswith(tuple(others))]
+        names = {page: page.relative_to(docs if docs in page.parents else ROOT).as_posix() for page in pages}
+        mine = [page for page, name in names.items() if name.startswith(start) and not name.startswith(tuple(others))]
         parts.append(f"## {section}\n\n" + "\n".join(map(about, mine)) + "\n")
     return "\n".join(parts)
 

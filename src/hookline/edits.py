@@ -1,7 +1,7 @@
 """Edits as data: what to do to an activation, as a value that prints, compares, saves and loads.
 
-    from hookline.edits import zero
-    model.run_with_hooks(prompt, fwd_hooks=[("blocks.3.attn.hook_z", zero(head=5))])
+    >>> from hookline.edits import zero
+    >>> logits = model.run_with_hooks(prompt, fwd_hooks=[("blocks.3.attn.hook_z", zero(head=5))])
 
 Every edit takes `pos=`, `head=`, `neuron=` and `mask=`. See docs/hook-objects.md.
 """

@@ -31,9 +31,10 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> HookedModul
 def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     """Wrap any nn.Module, so that everything in it can be read, edited and undone by name.
 
-        net = hookline.hook(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()))
-        output, cache = net.run_with_cache(torch.ones(1, 4))
-        cache["0"].shape        # torch.Size([1, 8])
+        >>> net = hookline.hook(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()))
+        >>> output, cache = net.run_with_cache(torch.ones(1, 4))
+        >>> cache["0"].shape
+        torch.Size([1, 8])
 
     A language model of transformers becomes a `HookedModel`, with classic names, text in and logits out. For a
     vision-language model pass its processor instead of a tokenizer; for a vision model, its image processor. The module
@@ -155,6 +156,9 @@ def load(
     **kwargs: Any,
 ) -> HookedModel:
     """A model from a hub id or a local folder, with its tokenizer or processor, wrapped.
+
+        >>> hookline.load("tinyworld")
+        HookedModel(gpt2: 4 layers, 8 heads, d_model 128, 117 points)
 
     "tinyworld" and "tinysight", which takes images, are in the package. `kwargs` go to transformers'
     `from_pretrained` (`attn_implementation=…`, `device_map=…`, `distributed_config=…`, `gguf_file=…`). With

@@ -61,9 +61,9 @@ _WEIGHTS = frozenset(Weights.names())
 class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     """A language model, wrapped but not changed.
 
-        model = hookline.hook(hf_model, tokenizer)
-        logits, cache = model.run_with_cache("When Mary and John went to the store")
-        cache["blocks.0.attn.hook_pattern"].shape      # [1, heads, positions, positions]
+        >>> logits, cache = model.run_with_cache("When Mary and John went to the store")
+        >>> cache["blocks.0.attn.hook_pattern"].shape
+        torch.Size([1, 8, 8, 8])
 
     Points have TransformerLens's names, among others; every module's input and output is a point too.
     """
@@ -313,7 +313,17 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         return with_shapes(self, super().plan(names_filter, fwd_hooks, bwd_hooks), self.to_inputs(input, images))
 
     def points(self, names_filter: Filter = None, input: Any = None, *, images: Images | None = None) -> Plan:
-        """The points as a table; with an input, text, tokens or text with images (see `plan`), also their shapes."""
+        """The points as a table; with an input, text, tokens or text with images (see `plan`), also their shapes.
+
+        Examples:
+            >>> model.points("blocks.*.attn.hook_z", "Hello")
+            point                 module  axes     shape
+            blocks.0.attn.hook_z  Conv1D  b p h e  [1, 1, 8, 16]
+            blocks.1.attn.hook_z  Conv1D  b p h e  [1, 1, 8, 16]
+            blocks.2.attn.hook_z  Conv1D  b p h e  [1, 1, 8, 16]
+            blocks.3.attn.hook_z  Conv1D  b p h e  [1, 1, 8, 16]
+            4 points at 4 modules
+        """
         if images is None:
             return super().points(names_filter, self._for_plan(input))
         return with_shapes(self, super().points(names_filter), self.to_inputs(input, images))

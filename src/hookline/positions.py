@@ -1,9 +1,15 @@
 """Positions in a text, by index or by meaning: where a hook acts, an edit applies, or a cache records.
 
-    from hookline.positions import at, last, token
-    model.run_with_hooks(prompt, fwd_hooks=[("blocks.3.hook_resid_post", at(token(" Mary"), fn))])
+    >>> from hookline.positions import at, last, step, token
+    >>> name = "blocks.3.hook_resid_post"
+    >>> logits = model.run_with_hooks(prompt, fwd_hooks=[(name, at(token(" Mary"), torch.zeros_like))])
+    >>> model.cache(prompt, names_filter=name, pos_slice=last)[name].shape
+    torch.Size([1, 128])
+    >>> with model.hooks(fwd_hooks=[(name, at(step(0), torch.zeros_like))]):     # only at the prompt
+    ...     text = model.generate(prompt, max_new_tokens=2)
 
-`at`, `last` and `token` are also in `hookline` itself. See docs/transformers.md.
+`last` is the last token of each row that is not padding, `new_tokens` are those of a generation after the prompt, and
+`image_tokens` those of images. `at`, `last` and `token` are also in `hookline` itself. See docs/transformers.md.
 """
 
 from hookline.text.token_positions import Positions, at, image_tokens, last, new_tokens, step, token

@@ -189,6 +189,10 @@ def test_a_ranking_finds_the_head_that_names_the_receiver(tinyworld) -> None:
     first = ranked[0]
     value = result.sel(**first.labels).item()
     assert first.value == pytest.approx(value - result.info["clean"], abs=1e-4)
+    two = ranked[:2]
+    assert list(two) == [ranked[0], ranked[1]]
+    assert two.info == ranked.info
+    assert len(str(two).splitlines()) == 3
     falls = ablation.ranking(result, by="lowest")
     assert falls[0].value < 0
     assert falls[0].value <= min(cell.value for cell in ranked)

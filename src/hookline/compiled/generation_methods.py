@@ -75,6 +75,9 @@ class GenerationMethods(ModelInputs):
     ) -> Any:
         """Continue the prompt; hooks fire on every step.
 
+            >>> model.generate("The capital of France is", max_new_tokens=2, do_sample=False)
+            'The capital of France is Paris.'
+
         Text returns text; token ids and keyword inputs return ids. `images` go in with the text. Options are those of
         the model's own `generate`, which does the work unless `compile` is on. `seed` makes sampling repeatable, and
         leaves torch's own random state as it was.
@@ -133,8 +136,9 @@ class GenerationMethods(ModelInputs):
     ) -> tuple[Any, ModelCache]:
         """Continue the prompt, and return the text or ids, and the activations at every position of both.
 
-            text, cache = model.generate_with_cache("The weather is", names_filter="blocks.*.hook_resid_post")
-            cache["blocks.0.hook_resid_post"].shape      # [1, tokens - 1, d_model]
+            >>> text, cache = model.generate_with_cache(prompt, 2, names_filter="blocks.*.hook_resid_post")
+            >>> cache["blocks.0.hook_resid_post"].shape      # all tokens but the last
+            torch.Size([1, 15, 128])
 
         Position `i` of an activation belongs to token `i`. The last token was chosen but not run, so there is one
         position less than tokens. Other arguments are those of `generate`.

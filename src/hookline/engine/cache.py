@@ -41,10 +41,12 @@ _MANY = 20
 class ActivationCache(Mapping[str, Tensor]):
     """The activations of one run: a mapping from point names to tensors, in the order in which they fired.
 
-        output, cache = net.run_with_cache(x)
-        cache["fc1"]            # also under any other name of that point: cache["fc1.output"]
-        cache["fc1_grad"]       # with incl_bwd=True
-        cache["rnn_cell#2"]     # the third call of a module that ran several times
+        >>> output, cache = net.run_with_cache(x)
+        >>> cache["fc1"].shape, cache["fc1.output"].shape     # two names of one point
+        (torch.Size([1, 8]), torch.Size([1, 8]))
+
+    With `incl_bwd=True` it also has `cache["fc1_grad"]`; `cache["rnn_cell#2"]` is the third call of a module that ran
+    several times.
 
     Nothing that a hook, the model or another run does later changes it.
     """

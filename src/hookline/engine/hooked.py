@@ -75,8 +75,9 @@ class Hooked:
     ) -> Run | StayingHooks:
         """Return a context manager in which these hooks are active, in this thread or task.
 
-            with net.hooks(fwd_hooks=[("fc1", torch.zeros_like)]):
-                net(x)
+            >>> with net.hooks(fwd_hooks=[("fc2", torch.zeros_like)]):
+            ...     net(x)
+            tensor([[0., 0.]])
 
         With `reset_hooks_end=False` they stay after it, as if added with `add_hook`. Backward hooks belong to the
         graphs of the forward passes inside and fire whenever those are run backward. With `on_error="skip"` a hook
@@ -145,7 +146,8 @@ class Hooked:
     ) -> Any:
         """Return the model's output with these hooks active for this one forward pass.
 
-            net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: h * 2)])
+            >>> net.run_with_hooks(x, fwd_hooks=[("fc2", torch.zeros_like)])
+            tensor([[0., 0.]])
 
         With `on_error="skip"` a hook that fails has no effect, and the run continues: `net.last_errors` has the errors.
         """
@@ -191,7 +193,9 @@ class Hooked:
     ) -> tuple[Any, ActivationCache]:
         """Return the model's output, and the activations at the points that `names_filter` selects (None: all).
 
-            output, cache = net.run_with_cache(x, names_filter="layer4.*")
+            >>> output, cache = net.run_with_cache(x, names_filter="fc*")
+            >>> list(cache)
+            ['fc1.input', 'fc1', 'fc2.input', 'fc2']
 
         Hooks may be given as for `run_with_hooks`; the cache has the values after them. With `incl_bwd` it also has the
         gradients of the output (a loss), or of `loss_fn(output)`, as `name_grad`; parameters' `.grad` are not touched.

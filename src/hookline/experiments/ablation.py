@@ -70,10 +70,13 @@ def ablate(
 ) -> Result:
     """Ablate each component of the model by itself, and measure: `result.values[layer, head]`.
 
-        from hookline.experiments import ablation, metrics
-        result = ablation.ablate(model, prompt, metrics.logit_diff(" Mary", " John"))
-        ablation.ranking(result)                                         # heads by their effect
-        ablation.ablate(model, prompts, metric, of="mlps", method="mean", data=texts)
+        >>> result = ablation.ablate(model, prompt, metrics.logit_diff(" Mary", " John"))
+        >>> ablation.ranking(result)[:2]
+        layer  head  value
+        3      4     -8.765
+        3      7     4.19
+        >>> ablation.ablate(model, prompt, metric, of="mlps", method="mean", data=texts).axes
+        ('layer',)
 
     The components are `of` "heads" (the default; at `z`), "attention", "mlps", "layers" (attention and MLP together;
     norms of the stream itself stay) or "neurons"; or `points`, `over` axes, as in `patching.sweep`. `layers` is one
@@ -101,6 +104,11 @@ def ablate(
 
 def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") -> TopCells:
     """The components by the change of the metric when they are ablated, by its size, its value, or the lowest first.
+
+        >>> result = ablation.ablate(model, prompt, metric)
+        >>> ablation.ranking(result, by="lowest")[:1]
+        layer  head  value
+        3      4     -8.765
 
     The values are the changes: with "lowest", the components whose ablation lowers the metric most come first.
     """

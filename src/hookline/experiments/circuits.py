@@ -54,9 +54,9 @@ def faithfulness(
 ) -> Result:
     """The metric of circuits of several sizes, between that of the corrupted run (0) and of the clean run (1).
 
-        scores = edges.edges(model, clean, corrupted, metric, steps=5)
-        curve = circuits.faithfulness(model, clean, corrupted, metric, scores)
-        curve.info["cpr"], curve.info["cmd"]
+        >>> scores = edges.edges(model, clean, corrupted, metric, steps=5)
+        >>> circuits.faithfulness(model, clean, corrupted, metric, scores, sizes=[0, 0.1, 1]).values
+        tensor([0.0000, 0.9938, 1.0000])
 
     `sizes` are shares of all edges, from 0 to 1. The edges of a circuit carry what their senders compute in it; every
     other edge carries what its sender computed in the corrupted run. All sizes run as rows of a batch, and are exact: 0
@@ -290,7 +290,13 @@ def _node_values(result: Result) -> dict[tuple[str, Any], float]:
 
 
 def circuit(scores: EdgeScores, size: float, *, method: Method = "top", by: By = "abs") -> Circuit:
-    """The circuit of the best edges: a share of all edges."""
+    """The circuit of the best edges: a share of all edges.
+
+    Examples:
+        >>> found = circuits.circuit(edges.edges(model, clean, corrupted, metric), 0.1)
+        >>> int(found.included.sum()), len(found.scores)
+        (152, 1519)
+    """
     if not isinstance(scores, EdgeScores):
         raise HooklineError(f"a circuit is of EdgeScores, as edges.edges(…) returns them, got {scores!r}")
     _check_choice(method, by)

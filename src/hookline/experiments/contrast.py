@@ -50,7 +50,9 @@ def head_differences(
 ) -> Result:
     """How far apart activations are in the two prompts of each pair: `result.values[layer, head]`.
 
-        contrast.head_differences(model, [(question, question_after_an_opinion), …]).top(5)
+        >>> contrast.head_differences(model, [(clean, corrupted)]).top(1)
+        layer  head  value
+        3      4     4.293
 
     The value is the norm of the difference, averaged over pairs, or with `per_example` for each pair; `relative`
     divides by the mean norm of the two. Activations are read at the last position, so prompts may differ in length; or
@@ -171,9 +173,9 @@ def ablate_differing(
 ) -> Importance:
     """Ablate heads that differ between pairs of prompts, individually and jointly, and measure on both prompts.
 
-        found = contrast.ablate_differing(model, [(question, question_after_an_opinion), …], answers=[" Paris", …])
-        found.heads[:2]                       # ablating these gives the most correct answers on the second prompts
-        print(found)
+        >>> found = contrast.ablate_differing(model, [(clean, corrupted)], metric=metric, heads=2)
+        >>> found.heads             # ablating the first raises the metric on the second prompts most
+        [(3, 4), (0, 4)]
 
     `answers` are the correct answers, one per pair: the metric is then the accuracy; or pass any `metric` of the
     logits. `heads` is how many of the most different heads are tried (see `head_differences`), or a list of heads. They

@@ -48,8 +48,10 @@ def edges(
 ) -> EdgeScores:
     """Estimate the effect of every edge: a sender's output of one run, given to a single receiver in the other.
 
-        scores = edges.edges(model, clean, corrupted, metrics.logit_diff(" Mary", " John"))
-        scores.top(10)                        # sender, receiver, and the change of the metric
+        >>> edges.edges(model, clean, corrupted, metrics.logit_diff(" Mary", " John")).top(2)
+        sender  receiver  value
+        mlp3    logits    7.785
+        L3H4    mlp3      5.789
 
     Senders are the embeddings (`embed`), heads (`L2H3`) and MLPs (`mlp2`); receivers the queries, keys and values of
     heads (`L3H4.q`; `L3KV1.k` where heads share them), MLPs and `logits`. A score is the change of the metric if

@@ -39,6 +39,9 @@ def attention_map(
 ) -> HtmlPage:
     """Attention patterns over a text: a heat map of one head at a time, and the text colored by what a token looks at.
 
+        >>> page = figures.attention_map(model.to_str_tokens(prompt), model.cache(prompt)["pattern", 3][0])
+        >>> path = page.save("attention.html")
+
     `pattern` is that of one head, or of several, which `names` can name; for one layer of a cache it is
     `cache["pattern", layer][0]`. Hover a token to see what it attends to; a click keeps it.
     """
@@ -59,6 +62,9 @@ def colored_tokens(
     theme: Literal["light", "dark"] | None = None,
 ) -> HtmlPage:
     """A text whose tokens are colored by values, such as losses or the activations of a neuron; hover for the number.
+
+        >>> norms = model.cache(prompt)["z", 3][0, :, 4].norm(dim=-1)
+        >>> page = figures.colored_tokens(model.to_str_tokens(prompt), norms)
 
     `values` has one number per token, or several rows of them, which `names` names and buttons choose from. Values that
     are never negative have one color, from 0 up; others are colored around 0.

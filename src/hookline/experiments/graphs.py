@@ -43,9 +43,12 @@ def attribution_graph(
 ) -> AttributionGraph:
     """Find what each feature and logit of a prompt reads from every earlier one, with attention and norms frozen.
 
-        graph = graphs.attribution_graph(model, "The capital of Italy is", target=" Rome")
-        graph.top(5)                       # the largest edges
-        graph.prune().plot_html().save("graph.html")
+        >>> graph = graphs.attribution_graph(model, "The capital of Italy is", target=" Rome")
+        >>> graph.top(2)
+        target   source   value
+        mlp_3_2  mlp_2_2  10.56
+        mlp_3_0  mlp_2_0  8.174
+        >>> path = graph.prune().plot_html().save("graph.html")
 
     Nodes are the active features of `transcoders` (see `sae.Transcoders`; a path loads them) with an error for each of
     their MLPs, tokens, and logits at the last position. Layers without a transcoder have their MLP as one node for each

@@ -42,8 +42,10 @@ def head_scores(
 ) -> Result:
     """The share of attention that each head gives to a kind of pattern: `result.values[kind, layer, head]`, 0 to 1.
 
-        from hookline.experiments import head_detectors
-        head_detectors.head_scores(model).sel(kind="induction").top(3, by="value")
+        >>> head_detectors.head_scores(model).sel(kind="induction").top(2, by="value")
+        layer  head  value
+        3      3     0.9167
+        3      7     0.9097
 
     A "previous_token" head attends to the previous token, a "duplicate_token" head to the same token earlier in the
     text, an "induction" head to the token after that. The score is the mean over all positions that have such a token.
@@ -80,6 +82,10 @@ def detect(
 ) -> Result:
     """The similarity of each head's attention to a pattern, averaged over prompts: `result.values[layer, head]`.
 
+        >>> head_detectors.detect(model, "previous_token", prompt).top(1, by="value")
+        layer  head  value
+        2      7     0.2901
+
     The pattern is one of the known kinds, or a matrix [from, to]. With "mul" the score is the share of all attention
     that falls on the pattern, weighted by it; with "abs" it is 1 minus the mean distance per row. Attention to the
     first token (`exclude_bos`), and of each token to itself (`exclude_current_token`), can be excluded.
@@ -111,7 +117,14 @@ def detect(
 
 
 def detection_pattern(kind: Kind, tokens: Int[Tensor, " pos"]) -> Float[Tensor, "pos pos"]:
-    """The attention pattern of a kind of head, [from, to]: 1 where it attends, 0 elsewhere."""
+    """The attention pattern of a kind of head, [from, to]: 1 where it attends, 0 elsewhere.
+
+    Examples:
+        >>> head_detectors.detection_pattern("previous_token", torch.tensor([5, 6, 7]))
+        tensor([[0., 0., 0.],
+                [1., 0., 0.],
+                [0., 1., 0.]])
+    """
     if kind == "previous_token":
         return torch.eye(len(tokens)).roll(-1, 1).tril(-1)
     ids = tokens.cpu()
@@ -128,7 +141,12 @@ def detection_pattern(kind: Kind, tokens: Int[Tensor, " pos"]) -> Float[Tensor, 
 def repeated_tokens(
     model: HookedModel, length: int | None = None, batch: int | None = None, seed: int | None = None
 ) -> Int[Tensor, "batch pos"]:
-    """Random tokens, repeated once in the same order, after the BOS token if there is one."""
+    """Random tokens, repeated once in the same order, after the BOS token if there is one.
+
+    Examples:
+        >>> head_detectors.repeated_tokens(model, length=3, batch=1).shape
+        torch.Size([1, 7])
+    """
     bos = None if model.tokenizer is None else model.tokenizer.bos_token_id
     first = [] if bos is None else [bos]
     room = None if model.cfg.n_ctx is None else (model.cfg.n_ctx - len(first)) // 2

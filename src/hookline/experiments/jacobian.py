@@ -275,8 +275,9 @@ def fit(
 ) -> JacobianLens:
     """The mean Jacobian from the stream after each layer to the final stream, over the positions of many texts.
 
-        lens = jacobian.fit(model, texts, window=64)
-        lens.read("The Eiffel Tower is in the city of")
+        >>> lens = jacobian.fit(model, texts, progress=False)
+        >>> lens.read("The capital of Italy is").axes
+        ('layer', 'pos')
 
     For each position of a text it is the sum of ∂ final stream ∕ ∂ stream after the layer over the positions at and
     after it; then the mean over all positions of all texts. The cost is a forward pass and `d_model` backward passes

@@ -53,8 +53,10 @@ def direct_logit_attribution(
 ) -> Result:
     """What each part of the model directly adds to the logit of a token, or to its difference to a wrong token's.
 
-        from hookline.experiments import logit_attribution
-        logit_attribution.direct_logit_attribution(model, prompt, " Mary", " John", of="heads").top(3)
+        >>> logit_attribution.direct_logit_attribution(model, prompt, " Mary", " John", of="heads").top(2)
+        layer  head  value
+        3      4     2.62
+        3      7     -1.736
 
     The parts are `of` "components" (each attention, MLP and embedding), "layers" (everything a layer adds, and the
     embeddings as "embed"), "heads" or "neurons"; of heads and neurons, `layers` selects one layer, without an axis for

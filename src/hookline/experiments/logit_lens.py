@@ -43,9 +43,10 @@ def logit_lens(
 ) -> Result:
     """The prediction for a token if the model stopped after each layer: `result.values[layer, pos]`.
 
-        from hookline.experiments import logit_lens
-        logit_lens.logit_lens(model, prompt, " Mary").plot()
-        logit_lens.logit_lens(model, prompts, answers, measure="rank", pos=-1)      # axis layer
+        >>> logit_lens.logit_lens(model, prompt, " Mary").axes
+        ('layer', 'pos')
+        >>> logit_lens.logit_lens(model, prompt, " Mary", measure="rank", pos=-1).values
+        tensor([271., 437., 284.,  71.,   0.])
 
     The stream after each layer (and before the first: "embed") goes through the final norm and the unembedding.
     `tokens` defaults to the model's own final prediction at each position. `measure` is its "prob", "log_prob", "logit"
@@ -103,7 +104,14 @@ class LensTokens:
 def lens_tokens(model: HookedModel, prompts: Prompt, *, top: int = 5, pos: int | None = -1) -> LensTokens:
     """The most likely next tokens after each layer, at the last position, at `pos`, or (None) at all positions.
 
-    print(logit_lens.lens_tokens(model, prompt))
+    Examples:
+        >>> logit_lens.lens_tokens(model, prompt, top=1)
+        layer  0
+        embed  ' to' 1.00
+        0      ' to' 0.98
+        1      ' to' 0.92
+        2      ' to' 0.87
+        3      ' Mary' 0.99
     """
     text = checked_text(model, prompts, pos)
     if len(text) != 1:

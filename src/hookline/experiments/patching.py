@@ -41,9 +41,11 @@ def sweep(
 ) -> Result:
     """Patch each cell of a grid from one run into the other, and measure: `result.values[layer, pos]`.
 
-        from hookline.experiments import metrics, patching
-        patching.sweep(model, clean, corrupted, metrics.logit_diff(" Mary", " John"))
-        patching.sweep(model, clean, corrupted, metric, points="z", over=("layer", "head"))
+        >>> metric = metrics.logit_diff(" Mary", " John")
+        >>> patching.sweep(model, clean, corrupted, metric, points="z", over=("layer", "head")).normalized.top(2)
+        layer  head  value
+        3      4     0.9678
+        0      6     0.04654
 
     `points` is a point that layers have (`resid_pre`, `z`, `mlp_out`, `pattern`, …), or several, which become an axis
     `point`; without `layer` in `over`, point names or a filter. `over` are the axes of the result: `layer`, `pos`,

@@ -76,9 +76,12 @@ def path_patch(
 ) -> Result:
     """Patch each sender's output for the receivers only, and measure: `result.values[layer, head]`.
 
-        paths.path_patch(model, clean, corrupted, metric)                                  # heads → logits
-        paths.path_patch(model, clean, corrupted, metric, receivers=[("q", 3, 4)])         # heads → queries of L3H4
-        paths.path_patch(model, clean, corrupted, metric, senders=[(1, 3), ("mlp", 0)], receivers=[("mlp", 3)])
+        >>> paths.path_patch(model, clean, corrupted, metric).normalized.top(1)        # heads → logits
+        layer  head  value
+        3      4     0.9678
+        >>> to_queries = paths.path_patch(model, clean, corrupted, metric, receivers=[("q", 3, 4)])
+        >>> to_queries.axes
+        ('layer', 'head')
 
     A sender is a head `(layer, head)` or an MLP `("mlp", layer)`; a receiver the queries, keys or values of a head
     `("q", layer, head)`, an MLP, or all together the logits. Keys and values that heads share are numbered by group.

@@ -191,9 +191,10 @@ def fit(
 ) -> Probes:
     """Fit a probe of the labels at every layer; returns the accuracy on held-out prompts, and the probes.
 
-        probes = probes.fit(model, ["I love it", "I hate it", …], [True, False, …])
-        probes.values                          # [layer]
-        probes.direction(2)                    # [d_model]
+        >>> about = [f"The capital of {each} is" for each in ("France", "Italy", "Spain", "Japan", "China", "Egypt")]
+        >>> found = probes.fit(model, about, [True, True, True, False, False, False], test=0.4)
+        >>> found.axes, found.direction(2).shape
+        (('layer',), torch.Size([128]))
 
     `texts` are texts or token ids, over which the model runs once for all layers; or a store of activations
     (`hookline.harvest`) of this model, with one label for each of its examples. Activations are read at the last

@@ -54,9 +54,13 @@ def patchscope(
 ) -> Result:
     """Put activations of one prompt at a marker of another, and read the next token there: axes `layer` and `pos`.
 
-        result = reading.patchscope(model, "The capital of France is", "cat -> cat; 135 -> 135; hello -> hello; ? ->")
-        print(reading.token_table(result))               # the likeliest token for each layer and position
-        reading.patchscope(model, source, target, pos=-1, into_layers=[0, 1, 2]).plot()    # axes layer, into, pos
+        >>> source, target = "The capital of France is", "The capital of Italy is"
+        >>> print(reading.token_table(reading.patchscope(model, source, target, marker=" Italy", pos=[3])))
+        layer  3: France
+        0      ' Paris'
+        1      ' Paris'
+        2      ' Paris'
+        3      ' Rome'
 
     Each cell is a run of the target with the source's activation after `layer`, at `pos`, in the place of that at the
     marker: a token, or positions as in `hookline.at`; several markers all get it. It goes in after the same layer, or
@@ -135,7 +139,14 @@ def oracle(
 
 
 def token_table(result: Result) -> str:
-    """The tokens of the cells of a `patchscope`, or its texts, as a table: a row per layer, a column per position."""
+    """The tokens of the cells of a `patchscope`, or its texts, as a table: a row per layer, a column per position.
+
+    Examples:
+        >>> found = reading.patchscope(model, texts[0], texts[1], marker=" Italy", pos=[3], layers=[0])
+        >>> print(reading.token_table(found))
+        layer  3: France
+        0      ' Paris'
+    """
     cells = result.info.get("texts", result.info.get("tokens"))
     *rows, columns = result.axes
     labels = list(product(*(result.coords[axis] for axis in rows)))

@@ -51,8 +51,8 @@ def relevance(
 ) -> Result:
     """Estimate, from relevance, what `patching.sweep` with the same arguments would measure.
 
-        metric = metrics.logit_diff(" Mary", " John")
-        relevance.relevance(model, clean, corrupted, metric, points="mlp_out", over=("layer", "pos"))
+        >>> relevance.relevance(model, clean, corrupted, metric, points="mlp_out", over=("layer", "pos")).axes
+        ('layer', 'pos')
 
     As `attribution.attribution_patching`, at about the same cost, but the gradient is that of a linear model with the
     same activations: denominators of norms are constants, an activation function is its input times a constant, and

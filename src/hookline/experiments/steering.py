@@ -118,8 +118,9 @@ def contrast_vectors(
 ) -> Directions:
     """The mean activation of the positive prompts minus that of the negative ones, in each layer.
 
-        vectors = steering.contrast_vectors(model, ["I love it", …], ["I hate it", …])
-        vectors.at(2).shape                    # [d_model]
+        >>> vectors = steering.contrast_vectors(model, "The capital of Italy is", "The capital of France is")
+        >>> vectors.at(2).shape
+        torch.Size([128])
 
     `points` must have the width of the stream (`resid_post`, `resid_pre`, `attn_out`, `mlp_out`, …). Activations are
     read at the last position, or at `pos` (as in `run_with_cache`); over several positions, or all with `pos=None`,
@@ -179,8 +180,12 @@ def sweep_layers(
 ) -> Result:
     """Add each layer's vector to the stream, times each coefficient, and measure: `result.values[layer, coefficient]`.
 
-        vectors = steering.contrast_vectors(model, positive, negative)
-        steering.sweep_layers(model, vectors, prompts, metrics.logit_diff(" Paris", " Rome")).top(3)
+        >>> vectors = steering.contrast_vectors(model, texts[1], texts[0])
+        >>> metric = metrics.logit_diff(" Rome", " Paris")
+        >>> steering.sweep_layers(model, vectors, texts[0], metric, pos=-1).top(2, by="value")
+        layer  coefficient  value
+        3      2.0          16.92
+        3      1.0          12.3
 
     It is added at every position, or at `pos`, counted within each prompt. `result.info["clean"]` is unsteered.
     Further `options`: see `Options` (per_example, batch_size, progress, resume).
@@ -233,7 +238,11 @@ def generate(
 ) -> Steered:
     """Generate from the prompts, unmodified and with a vector added to the residual stream after a layer.
 
-        print(steering.generate(model, "The weather today is", vectors, layer=2, coefficient=4.0))
+        >>> vectors = steering.contrast_vectors(model, "The capital of Italy is", "The capital of France is")
+        >>> steering.generate(model, "The capital of France is", vectors, layer=3, max_new_tokens=2)
+        'The capital of France is'
+          plain    'The capital of France is Paris.'
+          steered  'The capital of France is Rome.'
 
     `pos` is where it is added: "all" positions of the prompt and the new text, "new" tokens only (the first new token
     is predicted from the prompt, so it does not change), or as in `hookline.at`: `last`, `token(" weather")`, indices,

@@ -44,9 +44,12 @@ def trace(
 ) -> Result:
     """Restore each layer and position of a run with a noised subject, and measure: `result.values[layer, pos]`.
 
-        from hookline.experiments import tracing
-        tracing.trace(model, "The capital of France is", "France")
-        tracing.trace(model, prompt, "France", points=("mlp_out", "attn_out"), window=3)
+        >>> tracing.trace(model, "The capital of France is", "France").normalized.top(2, by="value")
+        layer  pos        value
+        3      4: is      1
+        0      3: France  0.8868
+        >>> tracing.trace(model, "The capital of France is", "France", points=("mlp_out", "attn_out"), window=3).axes
+        ('point', 'layer', 'pos')
 
     `subject` is a text in the prompt, or positions. Gaussian noise with `noise` times the standard deviation of the
     model's token embeddings is added to its embeddings, in `samples` samples (10 by default, with seed `seed`), and the

@@ -142,7 +142,13 @@ class EditAction(Edit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Zero(DataEdit):
-    """Set the activation to zero."""
+    """Set the activation to zero.
+
+    Examples:
+        >>> logits = model.run_with_hooks(prompt, fwd_hooks=[("blocks.3.attn.hook_z", edits.zero(head=4))])
+        >>> model.to_string([logits[0, -1].argmax()])
+        ' John'
+    """
 
     kind = "zero"
 
@@ -152,7 +158,14 @@ class Zero(DataEdit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Replace(DataEdit):
-    """Replace the activation by a value."""
+    """Replace the activation by a value.
+
+    Examples:
+        >>> z = model.cache(clean)["z", 3]
+        >>> logits = model.run_with_hooks(corrupted, fwd_hooks=[("z3", edits.replace(z, head=4))])
+        >>> model.to_string([logits[0, -1].argmax()])
+        ' Mary'
+    """
 
     kind = "replace"
     value: Tensor | float = edit_field(check.tensor)
@@ -215,7 +228,12 @@ class Freeze(Replace):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Add(DataEdit):
-    """Add a vector times a coefficient to the activation (steering)."""
+    """Add a vector times a coefficient to the activation (steering).
+
+    Examples:
+        >>> edits.add(torch.ones(128), 4.0, pos=last)
+        add(vector=<[128] float32>, coefficient=4, pos=last)
+    """
 
     kind = "add"
     vector: Tensor | float = edit_field(check.tensor)
@@ -228,7 +246,12 @@ class Add(DataEdit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scale(DataEdit):
-    """Multiply the activation by a factor."""
+    """Multiply the activation by a factor.
+
+    Examples:
+        >>> edits.scale(0.5, head=[2, 3])
+        scale(factor=0.5, head=[2, 3])
+    """
 
     kind = "scale"
     factor: float = edit_field(check.number)

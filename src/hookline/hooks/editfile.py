@@ -31,7 +31,13 @@ _WORDS: dict[str, Meaning] = {repr(meaning): meaning for meaning in (last, image
 
 
 def save(path: str | os.PathLike[str], edits: Iterable[tuple[Any, DataEdit]]) -> None:
-    """Save `(name, edit)` pairs to a folder, which is created if needed."""
+    """Save `(name, edit)` pairs to a folder, which is created if needed.
+
+    Examples:
+        >>> edits.save("my-edits", [("blocks.3.attn.hook_z", edits.zero(head=4))])
+        >>> edits.load("my-edits")
+        [('blocks.3.attn.hook_z', zero(head=4))]
+    """
     tensors: dict[str, Tensor] = {}
     table = {"format": FORMAT, "version": VERSION, "tensors": None}
     table["edits"] = [_encoded(index, pair, tensors) for index, pair in enumerate(edits)]

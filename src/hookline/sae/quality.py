@@ -70,6 +70,9 @@ def evaluate(
 ) -> Quality:
     """Evaluate an autoencoder on texts: sparsity, explained variance, and the model's loss with the reconstruction.
 
+        >>> round(hookline.sae.evaluate(sae, model, texts).l0)
+        4
+
     Tokens whose norm is over 10 times the median of their batch, such as attention sinks, are excluded: the losses are
     computed with their original activations. `outliers="include"` includes all tokens. The explained variance is
     reported both ways. The losses are nan for a model without a next-token loss, such as a masked language model.

@@ -211,8 +211,9 @@ class FeatureDetector(Detector):
 def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: Any) -> tuple[Any, ActivationCache]:
     """Returns the model's output, and the features at the point of each autoencoder.
 
-        logits, features = run_with_features(model, prompt, saes=sae)
-        features["blocks.2.hook_resid_post"]     # [batch, pos, d_sae]; by any name of the point
+        >>> logits, features = hookline.sae.run_with_features(model, prompt, saes=sae)
+        >>> features["blocks.2.hook_resid_post"].shape
+        torch.Size([1, 14, 64])
 
     `saes` is one or several autoencoders, each read at the point where it was trained, or a mapping from points to
     autoencoders. Everything else is as for `run_with_cache`. Nothing is spliced in: the model's output is unchanged.

@@ -135,9 +135,10 @@ def profile(
 ) -> Profile:
     """Find the top contexts of each feature in one pass over texts or a store of activations.
 
-        found = profile(sae, model, texts)
-        found.about(" France")      # [(42, 1.0), …]: the features that are most active at that token
-        found.top(42)               # the texts
+        >>> found = hookline.sae.profile(sae, model, texts)
+        >>> (feature, share), *_ = found.about(" France")      # the feature that is most active at that token
+        >>> found.top(feature, 1)[0].token
+        ' France'
 
     With a store the model is not run, only used to decode tokens. Memory: k contexts per feature. Tokens whose norm is
     over 10 times the median of their batch, such as attention sinks, are left out, as in `train`: most features would

@@ -86,9 +86,9 @@ def train(
 ) -> Training:
     """Train a sparse autoencoder; returns it with its metrics.
 
-        store = hookline.harvest(model, texts, "blocks.2.hook_resid_post", "activations")
-        training = hookline.sae.train(store, "blocks.2.hook_resid_post", d_sae=1024, kind="topk", k=16)
-        training.sae.save("my_sae")
+        >>> store = hookline.harvest(model, texts, "blocks.2.hook_resid_post", "activations")
+        >>> training = hookline.sae.train(store, d_sae=64, kind="topk", k=4, steps=20, progress=False)
+        >>> training.sae.save("my_sae")
 
     The data is a store (or its path), of which `point` selects the activations; a tensor or array [row, d_in]; or an
     iterable of such batches. Each epoch has a new order, until `steps` is reached. Kinds: "l1" is a ReLU autoencoder

@@ -65,8 +65,8 @@ def harvest(
 ) -> Store:
     """Store the activations at these points for every token of a data set; returns the store.
 
-        store = hookline.harvest(model, texts, "blocks.*.hook_resid_post", "activations", dtype=torch.bfloat16)
-        store["blocks.0.hook_resid_post"][:100]      # [100, d_model]
+        >>> hookline.harvest(model, texts, "blocks.*.hook_resid_post", "new")["blocks.0.hook_resid_post"][:10].shape
+        torch.Size([10, 128])
 
     The data set is any iterable of texts or of rows of token ids, a tensor of tokens, or a table, of which `column`
     selects a column. A network that is not a language model takes tensors, and a row is a sample. `positions` selects

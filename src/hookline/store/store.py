@@ -258,7 +258,13 @@ class RemoteStore(Store):
 
 
 def open_store(path: str | Path | Store) -> Store:
-    """The store at a path or address."""
+    """The store at a path or address.
+
+    Examples:
+        >>> store = hookline.harvest(model, texts, "blocks.2.hook_resid_post", "activations")
+        >>> hookline.store.open_store("activations")
+        LocalStore('...activations': 25 rows of 5 examples, 1 points, 1 shards, complete)
+    """
     if isinstance(path, Store):
         return path
     text = str(path)

@@ -30,6 +30,9 @@ class TokenHelpers:
     ) -> Int[Tensor, "batch pos"]:
         """Token ids of one prompt or several, padded to one length, on the model's device.
 
+            >>> model.to_tokens("The capital of France is")
+            tensor([[410, 718, 799, 541, 765]])
+
         By default the tokenizer adds the special tokens that it adds by itself (for many models a BOS token, for GPT-2
         none); `prepend_bos=True` puts the BOS token before each text instead, False adds nothing. `padding_side`
         defaults to the tokenizer's.
@@ -43,13 +46,23 @@ class TokenHelpers:
         return ids
 
     def to_string(self, tokens: Any) -> Any:
-        """The text of a row of ids, or a list of texts for several rows."""
+        """The text of a row of ids, or a list of texts for several rows.
+
+        Examples:
+            >>> model.to_string(model.to_tokens("Hello, world!")[0])
+            'Hello, world!'
+        """
         if isinstance(tokens, Tensor) and tokens.ndim == 2:
             return [self._text.decode(row) for row in tokens]
         return self._text.decode(tokens)
 
     def to_str_tokens(self, input: str | Sequence[str] | Tensor, *, prepend_bos: bool | None = None) -> Any:
-        """Each token of a prompt as text; for several prompts, a list of such lists."""
+        """Each token of a prompt as text; for several prompts, a list of such lists.
+
+        Examples:
+            >>> model.to_str_tokens("The capital of France is")
+            ['The', ' capital', ' of', ' France', ' is']
+        """
         if not isinstance(input, str | Tensor):
             return [self.to_str_tokens(each, prepend_bos=prepend_bos) for each in input]
         ids = self.to_tokens(input, prepend_bos=prepend_bos)[0] if isinstance(input, str) else input.reshape(-1)
@@ -62,7 +75,12 @@ class TokenHelpers:
     def get_token_position(
         self, token: str | int, input: str | Tensor, *, mode: Literal["first", "last"] = "first"
     ) -> int:
-        """The position of a token in a prompt."""
+        """The position of a token in a prompt.
+
+        Examples:
+            >>> model.get_token_position(" France", "The capital of France is")
+            3
+        """
         wanted = self.to_single_token(token) if isinstance(token, str) else token
         ids = (self.to_tokens(input)[0] if isinstance(input, str) else input.reshape(-1)).tolist()
         if wanted not in ids:

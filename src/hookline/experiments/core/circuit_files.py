@@ -19,6 +19,10 @@ from hookline.model import HookedModel
 def save_circuit(found: Circuit | EdgeScores, path: str | Path, model: HookedModel) -> Path:
     """Write the scores of all edges, and which are in the circuit, as the JSON file of MIB; positions are added up.
 
+        >>> path = circuits.save(edges.edges(model, clean, corrupted, metric), "circuit.json", model)
+        >>> len(circuits.load(path, model).scores)
+        1519
+
     Heads that share keys and values get equal parts of the score. Features of autoencoders, which MIB does not have,
     keep their labels.
     """

@@ -23,6 +23,14 @@ class TopCells(list[Cell]):
     info: Mapping[str, Any] = MappingProxyType({})
     """The `info` of the result that a ranking is of."""
 
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        if not isinstance(index, slice):
+            return found
+        part = TopCells(found)
+        part.info = self.info
+        return part
+
     def _rows(self) -> list[list[str]]:
         head = [*(self[0].labels if self else ()), "value"]
         return [head, *([*map(str, cell.labels.values()), number_text(cell.value)] for cell in self)]
