@@ -37,11 +37,10 @@ class Panels(Figure):
     def _ipython_display_(self) -> None:
         from IPython.display import Image, display
 
-        if pyplot.fignum_exists(getattr(self, "number", -1)):
-            return  # pyplot shows it when the cell ends
         drawn = BytesIO()
         self.savefig(drawn, format="png", bbox_inches="tight")
         display(Image(drawn.getvalue()))
+        pyplot.close(self)  # which would show it again when the cell ends
 
 
 def plot(
