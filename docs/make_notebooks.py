@@ -43,9 +43,7 @@ ORDER = (
     "your_own_network",
     "from_transformerlens",
 )
-SET_UP = """import os
-os.environ["TQDM_DISABLE"] = "1"   # no progress bars in the pages
-import matplotlib.pyplot
+SET_UP = """import matplotlib.pyplot
 %matplotlib inline
 matplotlib.pyplot.rcParams["figure.dpi"] = 90"""
 MOST_BYTES = 60_000
@@ -94,6 +92,8 @@ def read(name: str) -> NotebookNode:
 def for_colab(name: str) -> str:
     """The notebook without outputs, as text; its first cell installs what is needed."""
     notebook = read(name)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("](../", f"]({REPOSITORY}/blob/main/docs/")
     needs = re.findall(r"# needs: (.*)", "\n".join(cell.source for cell in notebook.cells))
     install = "\n".join(['%pip install -q "hookline[plot,vision]"', *(f"%pip install -q {each}" for each in needs)])
     notebook.cells.insert(1, new_code_cell(install, id="install", metadata={"tags": ["install"]}))
@@ -116,6 +116,8 @@ def page_of(name: str, notebook: NotebookNode) -> Page:
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "code":
             page.add(f"```python\n{cell.source}\n```")
+            if printed := "".join(each.text for each in cell.outputs if each.get("name") == "stdout"):
+                page.add(f"```\n{printed.rstrip()}\n```")
             for output in cell.outputs:
                 _add_output(page, cell, output)
         else:
@@ -127,8 +129,7 @@ def page_of(name: str, notebook: NotebookNode) -> Page:
 
 
 def _add_output(page: Page, cell: NotebookNode, output: NotebookNode) -> None:
-    if output.get("name") == "stderr":
-        return  # notices of other libraries while they load
+    """Add what a cell shows: a picture, an interactive page or the repr of its last value, but no progress bars."""
     data, drawn = output.get("data", {}), any("image/png" in each.get("data", {}) for each in cell.outputs)
     about = cell.metadata.get("title", "")
     if "image/png" in data:
@@ -140,8 +141,8 @@ def _add_output(page: Page, cell: NotebookNode, output: NotebookNode) -> None:
         there = page.file(html.unescape(srcdoc[1]).encode(), ".html")
         page.add(f"[![{about}]({there}.png)]({there})")
         page.files[f"{there}.png"] = height[1].encode()  # replaced by a picture of that height
-    elif not (drawn and data.get("text/plain", "").startswith("<")):  # matplotlib's Axes, which pyplot shows
-        page.add(f"```\n{output.get('text', data.get('text/plain', '')).rstrip()}\n```")
+    elif output.output_type == "execute_result" and not drawn:  # the value of a cell that draws is matplotlib's Axes
+        page.add(f"```\n{data['text/plain']}\n```")
 
 
 def take_pictures(page: Page) -> None:

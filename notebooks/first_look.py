@@ -64,11 +64,12 @@ patched.normalized.plot(title="How much of 'Paris' does each activation restore?
 
 # %%
 print(patched.normalized.sel(point="resid_pre", pos="France"))
-print(patched.normalized.sel(point="attn_out").top(2))
+print(patched.normalized.sel(point=["attn_out", "mlp_out"]).top(3))
 
 # %% [markdown]
 # The residual stream at " France" carries the answer all the way up to layer 3, while the logit lens sees nothing of it at the last
-# token. Then the attention of layer 3 moves it to the end, in one step.
+# token. The MLP of layer 0 writes it there, long before it is needed; the attention of layer 3 moves it to the end, in
+# one step.
 #
 # ## Which head moves it?
 #
