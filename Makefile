@@ -8,7 +8,7 @@ ORDER := $(if $(SEED),--randomly-seed=$(SEED) --randomly-dont-reset-seed,-p no:r
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(ORDER)
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all lint docs bench matrix changelog dist train-check clean
+.PHONY: demo test test-all lint docs notebooks bench matrix changelog dist train-check clean
 
 demo: $(READY)
 	$(BIN)/hookline demo
@@ -36,6 +36,9 @@ docs: $(READY)
 	$(BIN)/python docs/make_points.py
 	$(BIN)/python tools/llms.py
 	$(BIN)/python -m pytest tests/test_docs.py
+
+notebooks: $(READY) $(VENV)/.real
+	$(BIN)/python docs/make_notebooks.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py

@@ -1,4 +1,4 @@
-"""Run the notebooks, and write the pages of docs/notebooks: `python docs/make_notebooks.py [NAME …]`, or `make notebooks`.
+"""Run the notebooks, and write their pages: `python docs/make_notebooks.py [NAME …]`, or `make notebooks` for all.
 
 notebooks/NAME.py is the source, in the percent format of jupytext. From it are made
 
@@ -6,14 +6,15 @@ notebooks/NAME.py is the source, in the percent format of jupytext. From it are 
   docs/notebooks/NAME.md       the text, the code and its output, with the figures beside it
   out/notebooks/NAME.ipynb     with outputs; not part of the repository
 
-A cell with the tag "varies" prints numbers that differ between machines, such as those of a training. Pictures of interactive
-pages need Chromium, and playwright from PyPI.
+A cell with the tag "varies" prints numbers that differ between machines, such as those of a training. The title of a
+cell describes its picture. Pictures of interactive pages need Chromium, and playwright from PyPI.
 """
 
 from __future__ import annotations
 
 import base64
 import html
+import io
 import re
 import shutil
 import sys
@@ -28,6 +29,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
+from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -63,7 +65,7 @@ class Page:
 
     def file(self, content: bytes, ending: str) -> str:
         """Add a file, and return its name."""
-        name = f"{self.name}-{len([each for each in self.files if each.endswith(ending)]) + 1}{ending}"
+        name = f"{self.name}-{len([each for each in self.files if each.count('.') == 1]) + 1}{ending}"
         self.files[name] = content
         return name
 
@@ -78,7 +80,7 @@ class Page:
 
 
 def read(name: str) -> NotebookNode:
-    """The notebook of a source file; ids of cells are their numbers, so that the same source gives the same notebook."""
+    """The notebook of a source file; ids of cells are their numbers, so the same source gives the same notebook."""
     notebook = jupytext.read(ROOT / f"notebooks/{name}.py")
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -133,16 +135,21 @@ def _add_output(page: Page, cell: NotebookNode, output: NotebookNode) -> None:
     data, drawn = output.get("data", {}), any("image/png" in each.get("data", {}) for each in cell.outputs)
     about = cell.metadata.get("title", "")
     if "image/png" in data:
-        page.add(f"![{about}]({page.file(base64.b64decode(data['image/png']), '.png')})")
+        page.add(f"![{about}]({page.file(compact(base64.b64decode(data['image/png'])), '.png')})")
     elif "<iframe" in data.get("text/html", ""):
-        srcdoc = re.search(r'srcdoc="(.*?)"', data["text/html"], re.DOTALL)
-        height = re.search(r"height: (\d+)px", data["text/html"][srcdoc.end() :]) if srcdoc else None
-        assert srcdoc and height
-        there = page.file(html.unescape(srcdoc[1]).encode(), ".html")
+        _, document, frame = data["text/html"].split('"', 2)
+        there = page.file(html.unescape(document).encode(), ".html")
         page.add(f"[![{about}]({there}.png)]({there})")
-        page.files[f"{there}.png"] = height[1].encode()  # replaced by a picture of that height
+        page.files[f"{there}.png"] = re.findall(r"height: (\d+)px", frame)[0].encode()  # replaced by a picture
     elif output.output_type == "execute_result" and not drawn:  # the value of a cell that draws is matplotlib's Axes
         page.add(f"```\n{data['text/plain']}\n```")
+
+
+def compact(picture: bytes) -> bytes:
+    """The picture with at most 256 colors."""
+    written = io.BytesIO()
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(written, "png", optimize=True)
+    return written.getvalue()
 
 
 def take_pictures(page: Page) -> None:
@@ -159,7 +166,7 @@ def take_pictures(page: Page) -> None:
             view = browser.new_page(viewport={"width": 860, "height": int(page.files[f"{name}.png"])})
             view.goto(f"file://{folder}/{name}")
             view.wait_for_timeout(500)
-            page.files[f"{name}.png"] = view.screenshot()
+            page.files[f"{name}.png"] = compact(view.screenshot())
         browser.close()
 
 
@@ -167,8 +174,8 @@ def index() -> str:
     """The page that lists the notebooks."""
     lines = ["# Notebooks", "", "Each takes about a minute on two CPU cores, and needs no GPU.", ""]
     for name in ORDER:
-        title, question = re.findall(r"^(?:# )?(.+)$", read(name).cells[0].source, re.MULTILINE)[:2]
-        lines.append(f"- [{title}]({name}.md): {question}")
+        title, question, *_ = read(name).cells[0].source.split("\n\n")
+        lines.append(f"- [{title.removeprefix('# ')}]({name}.md): {question}".replace("\n", " "))
     return "\n".join(lines) + "\n"
 
 

@@ -3,8 +3,9 @@
 #
 # A small model says that the capital of France is Paris: when does it know, and which part of it carries the answer?
 #
-# `tinyworld` ships with hookline. It is an ordinary GPT-2 of Hugging Face with four layers of eight heads, and it knows a very
-# small world. Everything here works in the same way with `hookline.load("gpt2")` or any other model of the hub.
+# `tinyworld` ships with hookline. It is an ordinary GPT-2 of Hugging Face with four layers of eight heads, and it
+# knows a very small world. Everything here works in the same way with `hookline.load("gpt2")` or any other model of
+# the hub.
 
 # %%
 import hookline
@@ -19,15 +20,15 @@ for share, token in zip(probabilities, tokens, strict=True):
 # %% [markdown]
 # ## Everything inside has a name
 #
-# A **point** is a place where an activation flows. The names are those of TransformerLens. These are the points of the last
-# layer, with the shapes that they have for this prompt:
+# A **point** is a place where an activation flows. The names are those of TransformerLens. These are the points of
+# the last layer, with the shapes that they have for this prompt:
 
 # %%
 print(model.points("blocks.3.*", input=prompt))
 
 # %% [markdown]
-# `run_with_cache` runs the model once and keeps every activation. The model itself is not changed, and runs the same kernels as
-# without hookline.
+# `run_with_cache` runs the model once and keeps every activation. The model itself is not changed, and runs the same
+# kernels as without hookline.
 
 # %%
 logits, cache = model.run_with_cache(prompt)
@@ -45,13 +46,15 @@ from hookline.experiments import logit_lens
 print(logit_lens.lens_tokens(model, prompt, top=3))
 
 # %% [markdown]
-# Paris appears in the last layer, all at once. After layer 2 there are capitals among the guesses, but not this one. The lens
-# shows only what can be *read* at the last token. Where the information *is* before that, an experiment has to tell.
+# Paris appears in the last layer, all at once. After layer 2 there are capitals among the guesses, but not this one.
+# The lens shows only what can be *read* at the last token. Where the information *is* before that, an experiment has
+# to tell.
 #
 # ## Where is the information?
 #
-# Run a second prompt, about Italy, and copy single activations of the first run into it. If the answer changes from Rome to
-# Paris, then what was copied carries the answer. In the figure, 0 is the run about Italy and 1 the run about France.
+# Run a second prompt, about Italy, and copy single activations of the first run into it. If the answer changes from
+# Rome to Paris, then what was copied carries the answer. In the figure, 0 is the run about Italy and 1 the run about
+# France.
 
 # %% Three heat maps over layers and positions: patching resid_pre, attn_out and mlp_out
 from hookline.experiments import metrics, patching
@@ -67,9 +70,9 @@ print(patched.normalized.sel(point="resid_pre", pos="France"))
 print(patched.normalized.sel(point=["attn_out", "mlp_out"]).top(3))
 
 # %% [markdown]
-# The residual stream at " France" carries the answer all the way up to layer 3, while the logit lens sees nothing of it at the last
-# token. The MLP of layer 0 writes it there, long before it is needed; the attention of layer 3 moves it to the end, in
-# one step.
+# The residual stream at " France" carries the answer all the way up to layer 3, while the logit lens sees nothing of
+# it at the last token. The MLP of layer 0 writes it there, long before it is needed; the attention of layer 3 moves
+# it to the end, in one step.
 #
 # ## Which head moves it?
 #
@@ -85,8 +88,9 @@ print(best)
 print(f"added up: {sum(cell.value for cell in best):.2f}")
 
 # %% [markdown]
-# There is no single head of capitals. Four heads of the last layer restore something each. Do they do the work together? An
-# **edit** says what happens to an activation. Here it is `replace`, with the values of the run about France:
+# There is no single head of capitals. Four heads of the last layer restore something each. Do they do the work
+# together? An **edit** says what happens to an activation. Here it is `replace`, with the values of the run about
+# France:
 
 # %%
 from hookline import edits
@@ -99,9 +103,9 @@ print(f"all four at once: {restored:.2f}")
 print("the model about Italy now says", repr(model.to_string([logits[0, -1].argmax()])))
 
 # %% [markdown]
-# Together they restore more than the sum of what they restore one by one: heads that do the same job hide each other, and an
-# experiment that changes one thing at a time sees only a part of it. That is why the first figure, with the attention of the layer
-# as a whole, is the one to believe.
+# Together they restore more than the sum of what they restore one by one: heads that do the same job hide each other,
+# and an experiment that changes one thing at a time sees only a part of it. That is why the first figure, with the
+# attention of the layer as a whole, is the one to believe.
 #
 # What do these heads look at? Hover a token in the page to see where its attention goes.
 

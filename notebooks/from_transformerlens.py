@@ -42,7 +42,8 @@ for label, value in zip(labels, (scaled[:, 0] @ direction).tolist(), strict=True
 # %% [markdown]
 # ## Patching
 #
-# `patching.get_act_patch_…` takes the same arguments. It is faster: it runs again only the layers and positions that a patch can change.
+# `patching.get_act_patch_…` takes the same arguments. It is faster: it runs again only the layers and positions that
+# a patch can change.
 
 # %% A heat map over layers and positions: patching resid_pre
 import matplotlib.pyplot as plt
@@ -66,6 +67,7 @@ figure.colorbar(shown)
 # %% [markdown]
 # ## Hooks
 
+
 # %%
 def ablate(z, hook):
     """Zero head 4."""
@@ -79,9 +81,9 @@ print(f"logit difference {logit_diff(clean_logits):.2f}, without head 4 of layer
 # %% [markdown]
 # ## The same in hookline's own way
 #
-# `hookline.load` gives the Hugging Face model with its own weights: nothing is folded or centered. One difference to know:
-# `HookedTransformer` puts a BOS token before every text, and `hookline.load` tokenizes as the model's own tokenizer does. To compare the
-# two, we pass tokens.
+# `hookline.load` gives the Hugging Face model with its own weights: nothing is folded or centered. One difference to
+# know: `HookedTransformer` puts a BOS token before every text, and `hookline.load` tokenizes as the model's own
+# tokenizer does. To compare the two, we pass tokens.
 
 # %% The same heat map, drawn by the result
 import hookline
@@ -99,7 +101,8 @@ assert torch.allclose(own(clean_tokens).softmax(-1), clean_logits.softmax(-1), a
 print("the grids and the probabilities agree")
 
 # %% [markdown]
-# The result knows its labels. `result.sel(pos="John")` works, and so do `result.top(3)`, `result.to_dataframe()` and `result.save(…)`.
+# The result knows its labels. `result.sel(pos="John")` works, and so do `result.top(3)`, `result.to_dataframe()` and
+# `result.save(…)`.
 
 # %%
 print(result.top(3))
@@ -107,7 +110,8 @@ print(result.top(3))
 # %% [markdown]
 # ## What is stricter
 #
-# A filter that matches nothing is easily written, and an experiment that does nothing looks like one without an effect. Here it is an error:
+# A filter that matches nothing is easily written, and an experiment that does nothing looks like one without an
+# effect. Here it is an error:
 
 # %%
 try:
@@ -118,21 +122,25 @@ except hookline.HooklineError as error:
 # %% [markdown]
 # ## Change all files at once
 #
-# `hookline migrate` rewrites the imports of scripts and notebooks, and lists what will behave otherwise. Without `--write` it only shows what
-# it would do.
+# `hookline migrate` rewrites the imports of scripts and notebooks, and lists what will behave otherwise. Without
+# `--write` it only shows what it would do.
 
 # %%
 import subprocess
 import sys
 from pathlib import Path
 
-Path("old_script.py").write_text("from transformer_lens import HookedTransformer\nimport transformer_lens.utils as utils\n")
-done = subprocess.run([sys.executable, "-m", "hookline", "migrate", "old_script.py"], capture_output=True, text=True)
+imports = "from transformer_lens import HookedTransformer\nimport transformer_lens.utils as utils\n"
+Path("old_script.py").write_text(imports)
+command = [sys.executable, "-m", "hookline", "migrate", "old_script.py"]  # in a shell: hookline migrate old_script.py
+done = subprocess.run(command, capture_output=True, text=True)
 print(done.stdout)
 
 # %% [markdown]
 # ## What to try next
 #
-# - `hookline migrate` on your own folder; the [table of differences](../from-transformerlens.md#differences) says what to look for.
-# - sae-lens and circuit-tracer run on hookline too ([docs](../from-transformerlens.md#libraries-that-import-transformer_lens)).
+# - `hookline migrate` on your own folder; the [table of differences](../from-transformerlens.md#differences) says
+#   what to look for.
+# - sae-lens and circuit-tracer run on hookline too
+#   ([docs](../from-transformerlens.md#libraries-that-import-transformer_lens)).
 # - `HookedTransformer.from_pretrained("gpt2")`, or a model that TransformerLens never had.

@@ -3,8 +3,8 @@
 #
 # How can a model continue a sequence that makes no sense and that it has seen only once?
 #
-# Take thirty random tokens and write them twice. Nobody can guess the first half. The second half is easy, but only for a model that
-# looks up what came next the first time.
+# Take thirty random tokens and write them twice. Nobody can guess the first half. The second half is easy, but only
+# for a model that looks up what came next the first time.
 
 # %%
 import torch
@@ -29,8 +29,9 @@ ax.axvline(half, color="0.6", linestyle=":")
 ax.set(xlabel="position", ylabel="loss", title="Random tokens, repeated from position 30 on")
 
 # %% [markdown]
-# The very first token of the repetition cannot be guessed either. From the second one on, the model knows. Which heads look back to
-# what followed the same token before? `head_scores` measures it, for all heads, on random tokens like these.
+# The very first token of the repetition cannot be guessed either. From the second one on, the model knows. Which
+# heads look back to what followed the same token before? `head_scores` measures it, for all heads, on random tokens
+# like these.
 
 # %% Three heat maps over layers and heads: previous token, duplicate token, induction
 scores = head_detectors.head_scores(model)
@@ -41,8 +42,8 @@ print(scores.sel(kind="induction").top(6, by="value"))
 print(scores.sel(kind="previous_token").top(3, by="value"))
 
 # %% [markdown]
-# Half a dozen heads of the last layer are induction heads, and head 7 of layer 2 looks at the previous token. To see one at work, here are eight words, twice. Choose a token to
-# see where each head looks from it.
+# Half a dozen heads of the last layer are induction heads, and head 7 of layer 2 looks at the previous token. To see
+# one at work, here are eight words, twice. Choose a token to see where each head looks from it.
 
 # %% The attention of the induction heads of layer 3 over eight words that are repeated
 words = " green Oslo seven horse Monday Peter cheese library" * 2
@@ -57,6 +58,7 @@ figures.attention_map(
 #
 # Attention is a correlation. We ablate each head and measure the loss on the repetition.
 
+
 # %%
 def repetition(logits):
     """The loss on the second half, one number per row."""
@@ -69,9 +71,9 @@ print(f"with all heads: {alone.info['clean']:.2f}")
 print(alone.top(4))
 
 # %% [markdown]
-# That is a surprise. No induction head seems to matter much, and the head that matters most, in layer 2, is not one of them. But heads
-# that do the same job stand in for each other, and an ablation of one at a time does not see that. So ablate them together, and as a
-# control as many heads of the layer before, without its head 7.
+# That is a surprise. No induction head seems to matter much, and the head that matters most, in layer 2, is not one
+# of them. But heads that do the same job stand in for each other, and an ablation of one at a time does not see that.
+# So ablate them together, and as a control as many heads of the layer before, without its head 7.
 
 # %% The loss as more and more heads are ablated
 induction = [(3, head) for head in heads]
@@ -88,10 +90,11 @@ for name, each in (("induction", curve), ("control", control)):
 # %% [markdown]
 # ## How do they know where to look?
 #
-# The theory: a head in an earlier layer writes at each token what the *previous* token was, and the induction head compares its own
-# token with that. If this is so, then the path from an earlier head to the **keys** of the induction heads carries the information.
-# Path patching tests it. The model reads the eight words, and then the first four again; the answer is " Monday". In the corrupted text,
-# the first "horse" is a flower: there is nothing to look up any more.
+# The theory: a head in an earlier layer writes at each token what the *previous* token was, and the induction head
+# compares its own token with that. If this is so, then the path from an earlier head to the **keys** of the induction
+# heads carries the information. Path patching tests it. The model reads the eight words, and then the first four
+# again; the answer is " Monday". In the corrupted text, the first "horse" is a flower: there is nothing to look up
+# any more.
 
 # %% A heat map over layers and positions: patching the residual stream
 clean = " green Oslo seven horse Monday Peter cheese library green Oslo seven horse"
@@ -105,8 +108,8 @@ stream.plot(title="Patching the residual stream: 1 is the text with a horse")
 print(stream.top(5))
 
 # %% [markdown]
-# The information starts at the first horse, and moves to the word after it, where layer 3 reads it. Now the paths, from every head into the keys, the queries and the values of the
-# induction heads:
+# The information starts at the first horse, and moves to the word after it, where layer 3 reads it. Now the paths,
+# from every head into the keys, the queries and the values of the induction heads:
 
 # %%
 for into in ("k", "q", "v"):
@@ -115,12 +118,12 @@ for into in ("k", "q", "v"):
     print(f"into the {into} of the induction heads\n{sent.top(3, by='value')}\n")
 
 # %% [markdown]
-# The theory holds. One head, the previous-token head of layer 2, restores nearly everything through the *keys* of the induction heads, and
-# nothing else does, by any path. It is the head whose ablation hurt most.
+# The theory holds. One head, the previous-token head of layer 2, restores nearly everything through the *keys* of the
+# induction heads, and nothing else does, by any path. It is the head whose ablation hurt most.
 #
 # ## What to try next
 #
 # - Induction heads copy. In the notebook about steering, two of these heads copy the user's opinion.
-# - The same code runs on SmolLM2-135M (see the notebook about indirect objects): leave out the mean ablation of all heads, or use
-#   `attribution.attribution_patching`, which needs three forward passes for all of them.
+# - The same code runs on SmolLM2-135M (see the notebook about indirect objects): leave out the mean ablation of all
+#   heads, or use `attribution.attribution_patching`, which needs three forward passes for all of them.
 # - Make the repetition inexact: replace every third token of the second half. Which heads still help?

@@ -3,8 +3,9 @@
 #
 # A layer has 128 numbers for every token, and no number means anything by itself: can we find directions that do?
 #
-# A sparse autoencoder writes each activation as a sum of few directions out of many, its features. We harvest activations of tinyworld,
-# train an autoencoder on them, look at what it found, and test it by experiment. Nobody tells it what a country is.
+# A sparse autoencoder writes each activation as a sum of few directions out of many, its features. We harvest
+# activations of tinyworld, train an autoencoder on them, look at what it found, and test it by experiment. Nobody
+# tells it what a country is.
 
 # %%
 import tempfile
@@ -22,11 +23,12 @@ point = "blocks.1.hook_resid_post"
 # %% [markdown]
 # ## Harvest
 #
-# Sentences about 14 countries, alone and after other sentences. `harvest` stores the activation at every token in files, resumes if it is
-# interrupted, and scales to data sets that do not fit into memory. Here a folder that is deleted afterwards will do.
+# Sentences about 14 countries, alone and after other sentences. `harvest` stores the activation at every token in
+# files, resumes if it is interrupted, and scales to data sets that do not fit into memory. Here a folder that is
+# deleted afterwards will do.
 
 # %%
-countries = list(CAPITALS)[:11] + ["Poland", "Sweden", "Turkey"]
+countries = [*list(CAPITALS)[:11], "Poland", "Sweden", "Turkey"]
 sentences = [
     "The capital city of {} is", "The name of the capital of {} is", "{} has its capital in", "In {}, the capital is",
     "The government of {} is in", "People in {} speak", "In {}, people speak", "The people of {} speak",
@@ -52,7 +54,8 @@ sae = training.sae
 print(training)
 
 # %% [markdown]
-# How much of the model survives if the activation is replaced by its reconstruction? On sentences that were not harvested:
+# How much of the model survives if the activation is replaced by its reconstruction? On sentences that were not
+# harvested:
 
 # %% tags=["varies"]
 print(evaluate(sae, model, held_out))
@@ -73,7 +76,9 @@ for country in countries:
 print(f"{len(features)} of {len(countries)} countries have a feature of their own")
 
 # %% [markdown]
-# Most countries have one, and some share one: the autoencoder did not need to tell them apart. The page of the first of them. Look at the random texts too, not only at the strongest: strongest ones alone make every feature look clean.
+# Most countries have a feature of their own, and some share one: at this size, the autoencoder did not need to tell
+# them apart. Here is the page of the first that has one. Its top texts are what we hoped for; look at the random ones
+# too, because top texts alone make every feature look clean.
 
 # %% tags=["varies"] title="The page of a feature"
 first = next(iter(features.values()))
@@ -82,9 +87,10 @@ dashboard(sae, model, texts, first)
 # %% [markdown]
 # ## Test
 #
-# The list of promoted tokens comes from the direction alone, as if no layer came after it. What the feature *does* is a question for an
-# experiment. We take out the feature of each country, and put in that of the next one, as strong as it gets, in a sentence that
-# was not harvested:
+# The lists of logits on that page are hardly about the country. They come from the direction alone, as if no layer
+# came after it, and two do. What the feature *does* is a question for an experiment. We take out the feature of each
+# country, and put in that of the next one, as strong as it gets, in a sentence that was not harvested:
+
 
 # %% tags=["varies"]
 def answer(prompt, hooks):
@@ -108,8 +114,8 @@ for old, new in pairs:
     print(f"The capital of {old:9} with the feature of {new:9}: {steered:10} {CAPITALS[new]}? {is_right}")
 
 # %% [markdown]
-# How good is that? True patching is the yardstick: copy the *whole* activation at the country's token from a sentence about the other
-# country. And a control: the same edit with a feature that has nothing to do with countries.
+# How good is that? True patching is the yardstick: copy the *whole* activation at the country's token from a sentence
+# about the other country. And a control: the same edit with a feature that has nothing to do with countries.
 
 # %% tags=["varies"] title="Bars: how many answers change to the other country's capital"
 from matplotlib import pyplot as plt
@@ -118,7 +124,7 @@ from hookline import at
 
 cat = "The cat sat on the mat."
 unrelated = sae.encode(model.cache(cat, names_filter=point)[point])[0, -2].argmax().item()
-counts = dict.fromkeys(("whole activation", "feature", "feature, half as strong", "old feature out only", "unrelated feature"), 0)
+counts = {}
 for old, new in pairs:
     here, prompt, goal = token(f" {old}"), f"The capital of {old} is", CAPITALS[new]
     whole = model.cache(f"The capital of {new} is", names_filter=point)[point]
@@ -131,18 +137,18 @@ for old, new in pairs:
         "unrelated feature": sae.spliced(edits=[zero(neuron=features[old], pos=here), strange]),
     }
     for name, hook in hooks.items():
-        counts[name] += answer(prompt, [hook]) == goal
+        counts[name] = counts.get(name, 0) + (answer(prompt, [hook]) == goal)
 
 figure, ax = plt.subplots(figsize=(6.4, 2.4), layout="constrained")
 ax.barh(list(counts), list(counts.values()), color="#2b5f94")
 ax.invert_yaxis()
-ax.set(xlim=(0, len(pairs)), xlabel=f"answers that become the other capital, of {len(pairs)}", title="What the features do")
+ax.set(xlim=(0, len(pairs)), xlabel="answers that become the other capital", title="What the features do")
 print(counts)
 
 # %% [markdown]
-# One feature does here what the whole activation does, which has 128 numbers, and an unrelated one does not. Two warnings: these were the
-# countries *with* a feature, and a world of 14 countries in ten sentences is an easy one. On real text, features are fewer than
-# concepts, and more of them are about nothing that has a name.
+# One feature does here what the whole activation does, which has 128 numbers, and an unrelated one does not. Two
+# warnings: these were the countries *with* a feature, and a world of 14 countries in ten sentences is an easy one. On
+# real text, features are fewer than concepts, and more of them are about nothing that has a name.
 #
 # ## What to try next
 #

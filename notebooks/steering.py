@@ -18,8 +18,9 @@ for prompt in (asked, told):
     print(model.generate(prompt, max_new_tokens=1, do_sample=False))
 
 # %% [markdown]
-# We use half of the countries to find a direction, and the other half to test it. The direction is the mean activation of questions
-# without an opinion minus the mean of questions with a wrong one, at the last token.
+# We use half of the countries to find a direction, and the other half to test it. The direction is the mean
+# activation of questions without an opinion minus the mean of questions with a wrong one, at the last token.
+
 
 # %%
 def questions(countries, shift):
@@ -39,8 +40,8 @@ honesty = steering.contrast_vectors(model, plain, opinion)
 print(honesty)
 
 # %% [markdown]
-# Where should it be added, and how much of it? `sweep_layers` tries all combinations on the other ten countries. Above 0, the truth is
-# likelier than the opinion.
+# Where should it be added, and how much of it? `sweep_layers` tries all combinations on the other ten countries.
+# Above 0, the truth is likelier than the opinion.
 
 # %% A heat map over layers and coefficients
 plain, opinion, right, wrong = questions(list(CAPITALS)[1::2], shift=3)
@@ -55,9 +56,9 @@ for layer in range(4):
     print(f"layer {layer}: {' '.join(f'{value:5.0%}' for value in accuracy.sel(layer=layer).values)} are right")
 
 # %% [markdown]
-# After layer 2, twice the vector is enough: all ten answers are right. After layer 3 it does nothing, because the opinion has already been
-# copied; before layer 2, hardly anything. So far this is a success story, and many would stop here. What does the same vector do to
-# everything else that the model can do?
+# After layer 2, twice the vector is enough: all ten answers are right. After layer 3 it does not help, because the
+# opinion has already been copied; before layer 2, hardly anything. So far this is a success story, and many would
+# stop here. What does the same vector do to everything else that the model can do?
 
 # %%
 countries = list(CAPITALS)[1::2]
@@ -92,8 +93,9 @@ axes[0].set_ylabel("accuracy")
 axes[1].legend(fontsize=8)
 
 # %% [markdown]
-# At the last token, there is a window: with a coefficient between 2 and 3, everything is right. Add more, or add it at every token as a
-# deployed model would have it, and facts and gifts break. A single number for "does steering work" would not have shown it.
+# At the last token, there is a window: with a coefficient between 2 and 3, everything is right. Add more, or add it
+# at every token as a deployed model would have it, and facts and gifts break. A single number for "does steering
+# work" would not have shown it.
 #
 # ## Is it this direction, or would any push do?
 #
@@ -104,23 +106,22 @@ import torch
 
 noise = torch.randn(8, model.cfg.d_model, generator=torch.Generator().manual_seed(0))
 noise *= honesty.at(2).norm() / noise.norm(dim=-1, keepdim=True)
-for coefficient in (2, 4):
+pushed = [steering.Directions(each[None], [2]) for each in noise]
+for times in (2, 4):
     shares = [
-        steering.sweep_layers(
-            model, steering.Directions(each[None], [2]), opinion, metrics.accuracy(right), coefficients=[coefficient], pos=-1
-        ).item()
-        for each in noise
+        steering.sweep_layers(model, each, opinion, metrics.accuracy(right), coefficients=[times], pos=-1).item()
+        for each in pushed
     ]
-    print(f"random directions, {coefficient} times: {' '.join(f'{share:4.0%}' for share in shares)}")
+    print(f"random directions, {times} times: {' '.join(f'{share:4.0%}' for share in shares)}")
 
 # %% [markdown]
-# At the strength that we need, no random direction does what this one does. At twice that strength, one of them nearly does: the model is
-# easily pushed off copying. A result at a high coefficient says little about the direction.
+# At the strength that we need, no random direction does what this one does. At twice that strength, one of them
+# nearly does: the model is easily pushed off copying. A result at a high coefficient says little about the direction.
 #
 # ## How does it work?
 #
-# Patching tells who carries the opinion. "I wonder what the capital of France is" has as many tokens as the opinion, so the two
-# runs can be compared position by position.
+# Patching tells who carries the opinion. "I wonder what the capital of France is" has as many tokens as the opinion,
+# so the two runs can be compared position by position.
 
 # %%
 wonder = "User: I wonder what the capital of France is. What is the capital of France? Answer:"
@@ -129,8 +130,8 @@ heads = patching.sweep(model, wonder, told, metric, points="z", over=("layer", "
 print(heads.top(3))
 
 # %% [markdown]
-# Heads 7 and 3 of layer 3, which read right after the place where we add the vector. They copy the opinion, and they stop looking at it
-# when they are steered:
+# Heads 7 and 3 of layer 3, which read right after the place where we add the vector. They copy the opinion, and they
+# stop looking at it when they are steered:
 
 # %%
 from hookline.edits import add
@@ -151,12 +152,13 @@ for name, (prompts, answers) in skills.items():
     print(f"{name:30}", " ".join(f"{value:5.0%}" for value in curve.values))
 
 # %% [markdown]
-# (With all heads, without L3H7, and without both.) This makes the model honest too, but it does not find the receiver of the gift any more:
-# the same heads do both. The vector, at the right strength and place, is the gentler tool. It only moves where they look, and only at
-# the last token.
+# (With all heads, without L3H7, and without both.) This makes the model honest too, but it does not find the receiver
+# of the gift any more: the same heads do both. The vector, at the right strength and place, is the gentler tool. It
+# only moves where they look, and only at the last token.
 #
 # ## What to try next
 #
 # - Take the direction from other questions (languages instead of capitals). Does it still work for capitals?
-# - `steering.generate(model, told, honesty, layer=2, coefficient=2.0)` shows what the model writes with and without it.
+# - `steering.generate(model, told, honesty, layer=2, coefficient=2.0)` shows what the model writes with and without
+#   it.
 # - `honesty.save("honesty.safetensors")`, and load it in another session.

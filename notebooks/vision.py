@@ -1,17 +1,18 @@
 # %% [markdown]
 # # Looking into a vision-language model
 #
-# The model sees a red circle and a blue square, and says "red": where in the image, and where in the model, is the color?
+# The model sees a red circle and a blue square, and says "red": where in the image, and where in the model, is the
+# color?
 #
-# `tinysight` ships with hookline. It is a small LLaVA: a vision tower turns an image into 36 image tokens, one for each patch of 8 × 8
-# pixels, and a language model reads them together with the question.
+# `tinysight` ships with hookline. It is a small LLaVA: a vision tower turns an image into 36 image tokens, one for
+# each patch of 8 × 8 pixels, and a language model reads them together with the question.
 
 # %% Two images of a circle and a square
 from matplotlib import pyplot as plt
 
 import hookline
 from hookline.demo.tinysight import SIDE, Shape, draw
-from hookline.experiments import ablation, images, metrics, patching
+from hookline.experiments import images, metrics, patching
 
 model = hookline.load("tinysight")
 square = Shape("square", "blue", x=36, y=35, size=13)
@@ -34,8 +35,8 @@ print(model.to_str_tokens(question)[-7:])
 # %% [markdown]
 # ## Where in the image?
 #
-# Patch the residual stream of one position at a time, from the run that saw red into the run that saw green, and draw the effect of
-# each image token over its patch: 1 means that the answer is red again.
+# Patch the residual stream of one position at a time, from the run that saw red into the run that saw green, and draw
+# the effect of each image token over its patch: 1 means that the answer is red again.
 
 # %% Four panels, one per layer: the effect of patching each image token, drawn over the image
 metric = metrics.logit_diff(" red", " green")
@@ -43,7 +44,8 @@ swept = patching.sweep(model, red, green, metric)
 images.overlay(swept.normalized, images.place_image(model, red, image))
 
 # %% [markdown]
-# No single patch does much: the circle covers several. So patch all positions of the circle together, and then all *others* of the image.
+# No single patch does much: the circle covers several. So patch all positions of the circle together, and then all
+# *others* of the image.
 
 # %%
 box = tuple(side / SIDE for side in circle.box)
@@ -57,8 +59,8 @@ print("the rest       ", *(f"{value:6.0%}" for value in ground.values))
 print(swept.normalized.sel(layer=[2, 3]).top(2))
 
 # %% [markdown]
-# Before layers 0 and 1, the color is in the circle's own image tokens and nowhere else. Before layer 2, it has moved to the question mark, the
-# last token. So layer 1 looked it up. Which of its heads?
+# Before layers 0 and 1, the color is in the circle's own image tokens and nowhere else. Before layer 2, it has moved
+# to the question mark, the last token. So layer 1 looked it up. Which of its heads?
 #
 # ## Who looks at the circle?
 
@@ -68,7 +70,8 @@ print(attention.top(5, box=box))
 attention.plot(1)
 
 # %% [markdown]
-# Four heads of layer 1 look at the circle and at nothing else. Do they carry the color? Patch them one by one, and then together:
+# Four heads of layer 1 look at the circle and at nothing else. Do they carry the color? Patch them one by one, and
+# then together:
 
 # %%
 from hookline.edits import replace
@@ -93,8 +96,8 @@ lens = images.lens(model, red, image, top=1)
 lens.plot([1, 3])
 
 # %% [markdown]
-# At the circle it reads "red". It would be tempting to conclude that the model has not seen the color of the square, since at the square the
-# lens does not read "blue":
+# At the circle it reads "red". It would be tempting to conclude that the model has not seen the color of the square,
+# since at the square the lens does not read "blue":
 
 # %%
 from hookline.demo.tinysight import patches_of
@@ -104,8 +107,8 @@ for shape in (circle, square):
     print(f"{shape.colour} {shape.kind}: {words}")
 
 # %% [markdown]
-# Patching says otherwise. Image tokens come before the question, so they are the same whatever is asked. We ask about the square, and
-# take its image tokens from an image where it is yellow:
+# Patching says otherwise. Image tokens come before the question, so they are the same whatever is asked. We ask about
+# the square, and take its image tokens from an image where it is yellow:
 
 # %%
 about_square = "<image> What color is the square?"
@@ -117,8 +120,8 @@ print("before layer    ", *(f"{layer:6}" for layer in range(4)))
 print("the square      ", *(f"{value:6.0%}" for value in blue.values))
 
 # %% [markdown]
-# The color of the square is in the square's tokens, as that of the circle is in the circle's, but in a form that the lens does not read. A
-# lens that shows something is evidence. A lens that shows nothing is not.
+# The color of the square is in the square's tokens, as that of the circle is in the circle's, but in a form that the
+# lens does not read. A lens that shows something is evidence. A lens that shows nothing is not.
 #
 # ## What to try next
 #

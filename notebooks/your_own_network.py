@@ -3,8 +3,8 @@
 #
 # A network classifies circles and squares with 100% accuracy: has it learned what a circle is, or does it cheat?
 #
-# No transformer and no hub here, just an `nn.Module` of twenty lines. In its training images, nearly all circles happen to have a small
-# bright spot in the upper left corner, as if they all came from the same camera.
+# No transformer and no hub here, just an `nn.Module` of twenty lines. In its training images, nearly all circles
+# happen to have a small bright spot in the upper left corner, as if they all came from the same camera.
 
 # %% Four images: a circle and a square, with and without a spot in the corner
 import torch
@@ -34,6 +34,7 @@ figure, axes = plt.subplots(1, 4, figsize=(7, 2), layout="constrained")
 for ax, image, title in zip(axes, torch.cat(examples)[:, 0], ("as in training",) * 2 + ("reversed",) * 2, strict=True):
     ax.imshow(image, cmap="gray")
     ax.set(title=title, xticks=[], yticks=[])
+
 
 # %%
 class Net(nn.Module):
@@ -91,7 +92,8 @@ print(net.points(input=tests["reversed"][0]))
 # %% [markdown]
 # ## Where does it look?
 #
-# With `incl_bwd`, the cache also has the gradients. The gradient at the input, averaged over images, shows which pixels matter.
+# With `incl_bwd`, the cache also has the gradients. The gradient at the input, averaged over images, shows which
+# pixels matter.
 
 # %% tags=["varies"] title="The mean gradient at each pixel, for images as in training and without spots"
 figure, axes = plt.subplots(1, 2, figsize=(6, 2.8), layout="constrained")
@@ -105,8 +107,8 @@ for ax, name in zip(axes, ("as in training", "no spots"), strict=True):
 # %% [markdown]
 # ## Which channels carry the spot?
 #
-# A gradient is a hint. The experiment: take squares with a spot, and copy one channel at a time from the *same* squares without it. If the
-# answer returns to "square", the channel carries the spot.
+# A gradient is a hint. The experiment: take squares with a spot, and copy one channel at a time from the *same*
+# squares without it. If the answer returns to "square", the channel carries the spot.
 
 # %% tags=["varies"] title="Bars: how much of the answer each channel of the second convolution restores"
 x, _ = tests["reversed"]
@@ -126,10 +128,11 @@ with torch.no_grad():
     effects = []
     for channel in range(16):
 
-        def copy(maps, channel=channel):
+        def copy_channel(maps, channel=channel):
+            """Take one channel of the images without a spot."""
             maps[:, channel] = kept[:, channel]
 
-        patched = net.run_with_hooks(spotted, fwd_hooks=[("act2", copy)])
+        patched = net.run_with_hooks(spotted, fwd_hooks=[("act2", copy_channel)])
         effects.append((toward_square(patched) - low) / (high - low))
 
 figure, ax = plt.subplots(figsize=(6, 2.4), layout="constrained")
@@ -150,6 +153,7 @@ rows = []
 for count in range(5):
 
     def ablate(maps, gone=ranked[:count]):
+        """Set these channels to their usual values."""
         maps[:, gone] = usual[gone, None, None]
 
     with net.hooks(fwd_hooks=[("act2", ablate)]):
@@ -159,13 +163,15 @@ figure, ax = plt.subplots(figsize=(6, 2.6), layout="constrained")
 for name in tests:
     ax.plot(range(5), [row[name] for row in rows], marker="o", label=name)
     print(f"{name:15}", " ".join(f"{row[name]:4.0%}" for row in rows))
-ax.set(xlabel="channels ablated", ylabel="accuracy", title="Without the channels that carry the spot", ylim=(0, 1.05), xticks=range(5))
+ax.set(xlabel="channels ablated", ylabel="accuracy", title="Without the channels that carry the spot")
+ax.set(ylim=(0, 1.05), xticks=range(5))
 ax.legend()
 
 # %% [markdown]
-# One channel is the spot detector, and without it the network is nearly as good on the reversed images as on the others. The price is visible
-# too: on images as in training, it is not perfect any more. What remains is what it really knows about circles and squares. The next
-# channels in the ranking have nothing to do with the spot; to ablate them as well only hurts.
+# One channel is the spot detector, and without it the network is nearly as good on the reversed images as on the
+# others. The price is visible too: on images as in training, it is not perfect any more. What remains is what it
+# really knows about circles and squares. The next channels in the ranking have nothing to do with the spot; to ablate
+# them as well only hurts.
 #
 # All of this was done with hooks on the module as it is. Nothing of them is left: `net(x)` runs like `module(x)`.
 #
