@@ -7,7 +7,7 @@ notebooks/NAME.py is the source, in the percent format of jupytext. From it are 
   out/notebooks/NAME.ipynb     with outputs; not part of the repository
 
 A cell with the tag "varies" prints numbers that differ between machines, such as those of a training. The title of a
-cell describes its picture. Pictures of interactive pages need Chromium, and playwright from PyPI.
+cell describes its image. Screenshots of interactive pages need Chromium, and playwright from PyPI.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def page_of(name: str, notebook: NotebookNode) -> Page:
 
 
 def _add_output(page: Page, cell: NotebookNode, output: NotebookNode) -> None:
-    """Add what a cell shows: a picture, an interactive page or the repr of its last value, but no progress bars."""
+    """Add what a cell shows: an image, an interactive page or the repr of its last value, but no progress bars."""
     data, drawn = output.get("data", {}), any("image/png" in each.get("data", {}) for each in cell.outputs)
     about = cell.metadata.get("title", "")
     if "image/png" in data:
@@ -140,20 +140,20 @@ def _add_output(page: Page, cell: NotebookNode, output: NotebookNode) -> None:
         _, document, frame = data["text/html"].split('"', 2)
         there = page.file(html.unescape(document).encode(), ".html")
         page.add(f"[![{about}]({there}.png)]({there})")
-        page.files[f"{there}.png"] = re.findall(r"height: (\d+)px", frame)[0].encode()  # replaced by a picture
+        page.files[f"{there}.png"] = re.findall(r"height: (\d+)px", frame)[0].encode()  # replaced by a screenshot
     elif output.output_type == "execute_result" and not drawn:  # the value of a cell that draws is matplotlib's Axes
         page.add(f"```\n{data['text/plain']}\n```")
 
 
-def compact(picture: bytes) -> bytes:
-    """The picture with at most 256 colors."""
+def compact(image: bytes) -> bytes:
+    """The image with at most 256 colors."""
     written = io.BytesIO()
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256).save(written, "png", optimize=True)
+    Image.open(io.BytesIO(image)).convert("RGB").quantize(256).save(written, "png", optimize=True)
     return written.getvalue()
 
 
-def take_pictures(page: Page) -> None:
-    """Replace the heights of interactive pages by pictures of them."""
+def take_screenshots(page: Page) -> None:
+    """Replace the heights of interactive pages by screenshots."""
     pages = [name for name in page.files if name.endswith(".html")]
     if not pages:
         return
@@ -186,7 +186,7 @@ def main(*names: str) -> None:
     for name in names or ORDER:
         notebook: Any = executed(name)
         page = page_of(name, notebook)
-        take_pictures(page)
+        take_screenshots(page)
         page.write(folder)
         (ROOT / f"notebooks/{name}.ipynb").write_text(for_colab(name), encoding="utf-8")
         nbformat.write(notebook, ROOT / f"out/notebooks/{name}.ipynb")

@@ -130,5 +130,5 @@ except hookline.UnknownPointError as error:
 # ## What to try next
 #
 # - Ask for the language: `"The people of France speak"`. Do the same heads move it?
-# - `model.explore(prompt)` opens the same model in the browser: click a head to switch it off.
+# - `model.explore(prompt)` opens the same model in the browser: click a head to ablate it.
 # - The next notebook follows a longer circuit from start to end, in this model and in one a hundred times larger.

@@ -116,7 +116,7 @@ ax = real_heads.plot(title="SmolLM2-135M: patching one head")
 print(real_heads.top(8))
 
 # %% [markdown]
-# The same picture, stretched over more layers: the information stays at the second name for more than half of the
+# The result is the same, over more layers: the information stays at the second name for more than half of the
 # network, and then moves to the end. But here several heads take part, and some of them (red) pull in the wrong
 # direction. Where do they look from the last word, and what do they write there?
 
@@ -132,9 +132,9 @@ for cell in real_heads.top(6):
     print(f"L{layer}H{head}  {cell.value:+.2f}  {mary:+5.2f}  {john:+5.2f}   {words[at]} at {at.item()} ({share:.2f})")
 
 # %% [markdown]
-# The strongest head is an old acquaintance: from the last word, L23H3 looks at the second John, and lowers John. It
-# is the head that we found in tinyworld. And where does it get the name from? The same path patching as above, from
-# the MLPs into its values. (Three heads share one set of values in this model; the set of heads 3 to 5 has number 1.)
+# The strongest head does what head 4 of layer 3 does in tinyworld: from the last word, L23H3 looks at the second
+# John, and lowers John. Where does it get the name from? The same path patching as above, from the MLPs into its
+# values. (Three heads share one set of values in this model; the set of heads 3 to 5 has number 1.)
 
 # %%
 direct = paths.path_patch(real, clean, corrupted, metric, senders="mlps", receivers=[("v", 23, 1)]).normalized
@@ -176,6 +176,6 @@ print("accuracy, without 0 to 2 that hinder:     ", [f"{x:.0%}" for x in up.sel(
 #
 # ## What to try next
 #
-# - Other forms: `"Then, {a} and {b} had a long argument. Afterwards {giver} said to"`. Are they the same heads?
-# - `real.explore(clean)`: switch L23H3 off, and watch the others.
+# - Other forms: `"Then, {a} and {b} had a long argument, and {giver} said to"`. Are they the same heads?
+# - `real.explore(clean)`: ablate L23H3, and watch the others.
 # - `circuits` finds the smallest set of edges that is enough for the answer ([docs](../experiments-circuits.md)).

@@ -71,9 +71,9 @@ print(f"with all heads: {alone.info['clean']:.2f}")
 print(alone.top(4))
 
 # %% [markdown]
-# That is a surprise. No induction head seems to matter much, and the head that matters most, in layer 2, is not one
-# of them. But heads that do the same job stand in for each other, and an ablation of one at a time does not see that.
-# So ablate them together, and as a control as many heads of the layer before, without its head 7.
+# No induction head seems to matter much, and the head that matters most, in layer 2, is not one of them. But heads
+# that do the same job stand in for each other, and an ablation of one at a time does not see that. So ablate them
+# together, and as a control as many heads of the layer before, without its head 7.
 
 # %% The loss as more and more heads are ablated
 induction = [(3, head) for head in heads]

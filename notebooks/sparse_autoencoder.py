@@ -24,8 +24,8 @@ point = "blocks.1.hook_resid_post"
 # ## Harvest
 #
 # Sentences about 14 countries, alone and after other sentences. `harvest` stores the activation at every token in
-# files, resumes if it is interrupted, and scales to data sets that do not fit into memory. Here a folder that is
-# deleted afterwards will do.
+# files, resumes if it is interrupted, and scales to data sets that do not fit into memory. Here we use a temporary
+# folder.
 
 # %%
 countries = [*list(CAPITALS)[:11], "Poland", "Sweden", "Turkey"]
@@ -46,7 +46,7 @@ print(f"{store.examples} texts, {activations.shape[0]} tokens, {activations.shap
 # %% [markdown]
 # ## Train
 #
-# 256 features, of which each token may use four (`topk`).
+# There are 256 features, and each token may use four of them (`topk`).
 
 # %% tags=["varies"]
 training = train(store, point, d_sae=256, kind="topk", k=4, steps=1500, batch_size=256, progress=False)

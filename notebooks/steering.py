@@ -144,7 +144,7 @@ for coefficient in (0, 2, 4):
     print(f"coefficient {coefficient}: attention to Rome, head 3 {pattern[3, rome]:.2f}, head 7 {pattern[7, rome]:.2f}")
 
 # %% [markdown]
-# ## Then why not switch these heads off?
+# ## Why not ablate these heads?
 
 # %%
 for name, (prompts, answers) in skills.items():

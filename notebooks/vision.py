@@ -87,7 +87,7 @@ restored = (logits[0, -1, first] - logits[0, -1, second]).item() - heads.info["c
 print(f"heads 4 to 7 together: {restored / (heads.info['clean'] - heads.info['corrupted']):.2f}")
 
 # %% [markdown]
-# ## A lens that is half blind
+# ## What the logit lens does not show
 #
 # What does the model "think" at each patch? The logit lens reads every image token as if it were the last one.
 
@@ -104,7 +104,7 @@ from hookline.demo.tinysight import patches_of
 
 for shape in (circle, square):
     words = [lens.tokens[-1][patch][0] for patch in patches_of(shape)]
-    print(f"{shape.colour} {shape.kind}: {words}")
+    print(f"{shape.kind}: {words}")
 
 # %% [markdown]
 # Patching says otherwise. Image tokens come before the question, so they are the same whatever is asked. We ask about

@@ -12,7 +12,7 @@ from test_docs import BLOCK, ROOT, assert_same_image
 PAGES = ROOT / "docs/notebooks"
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.py"))
 NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
-PICTURE = re.compile(r"!\[(.*?)\]\((.*?)\)")
+IMAGE = re.compile(r"!\[(.*?)\]\((.*?)\)")
 
 
 def parts(page: str) -> list[str]:
@@ -60,8 +60,8 @@ def test_a_notebook_prints_and_draws_what_its_page_shows(name, tmp_path) -> None
             assert without_output(one) == without_output(other)
             continue
         assert is_close(other, one), one
-        for _, file in PICTURE.findall(one):
-            if not file.endswith(".html.png"):  # a picture of an interactive page, whose data are those of the cell
+        for _, file in IMAGE.findall(one):
+            if not file.endswith(".html.png"):  # a screenshot of an interactive page, whose data are those of the cell
                 assert_same_image(tmp_path / file, PAGES / file)
 
 
@@ -85,9 +85,9 @@ def test_numbers_in_the_text_of_a_notebook_are_printed_in_it(name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pictures_are_described_and_small(name) -> None:
+def test_images_are_described_and_small(name) -> None:
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    found = PICTURE.findall(page)
+    found = IMAGE.findall(page)
     assert len(found) > 1
     for text, file in found:
         assert len(text) > 10
