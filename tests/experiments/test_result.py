@@ -630,6 +630,14 @@ def test_it_draws_where_it_is_told(pyplot, result):
     assert not axes[0].images
 
 
+def test_a_second_line_keeps_the_title(pyplot, result):
+    ax = result.sel(layer=0).plot(title="two layers")
+    result.sel(layer=1).plot(ax)
+    assert ax.get_title(loc="left") == "two layers"
+    result.sel(layer=2).plot(ax, title="three layers")
+    assert ax.get_title(loc="left") == "three layers"
+
+
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
