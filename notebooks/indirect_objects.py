@@ -162,9 +162,9 @@ print(where.sel(head=4).top(2))
 helping, hindering = ["L23H3", "L29H1", "L20H0", "L17H4", "L19H2"], ["L24H4", "L29H0"]
 down = ablation.cumulative(real, prompts, measures, helping, method="mean").sel(order="as ranked")
 up = ablation.cumulative(real, prompts, measures, hindering, method="mean").sel(order="as ranked")
-title = "SmolLM2-135M: the logit difference without 0, 1, 2, … heads"
-ax = down.sel(metric="logit_diff").plot(label="without heads that help", title=title)
-up.sel(metric="logit_diff").plot(ax, label="without heads that hinder", color="crimson", title=title)
+ax = down.sel(metric="logit_diff").plot(label="without heads that help", title="SmolLM2-135M: the logit difference")
+up.sel(metric="logit_diff").plot(ax, label="without heads that hinder", color="crimson")
+ax.set_xlabel("heads ablated")
 ax.legend()
 print("accuracy, without 0 to 5 heads that help: ", [f"{x:.0%}" for x in down.sel(metric="accuracy").values])
 print("accuracy, without 0 to 2 that hinder:     ", [f"{x:.0%}" for x in up.sel(metric="accuracy").values])

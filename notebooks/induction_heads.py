@@ -80,9 +80,9 @@ induction = [(3, head) for head in heads]
 others = [(2, head) for head in range(7)][: len(heads)]
 curve = ablation.cumulative(model, twice, repetition, induction, method="mean").sel(order="as ranked")
 control = ablation.cumulative(model, twice, repetition, others, method="mean").sel(order="as ranked")
-title = "Loss on the repetition without 0, 1, 2, … heads"
-ax = curve.plot(label="induction heads of layer 3", title=title)
-control.plot(ax, label="heads of layer 2", color="0.5", title=title)
+ax = curve.plot(label="induction heads of layer 3", title="The loss on the repetition")
+control.plot(ax, label="heads of layer 2", color="0.5")
+ax.set_xlabel("heads ablated")
 ax.legend()
 for name, each in (("induction", curve), ("control", control)):
     print(f"{name:9}", [f"{value:.2f}" for value in each.values])
