@@ -56,9 +56,10 @@ for layer in range(4):
     print(f"layer {layer}: {' '.join(f'{value:5.0%}' for value in accuracy.sel(layer=layer).values)} are right")
 
 # %% [markdown]
-# After layer 2, twice the vector is enough: all ten answers are right. After layer 3 it does not help, because the
-# opinion has already been copied; before layer 2, hardly anything. So far this is a success story, and many would
-# stop here. What does the same vector do to everything else that the model can do?
+# After layer 2, twice the vector is enough: all ten answers are right. (The direction comes from other countries, but
+# the layer and the coefficient are chosen on these ten, so a little optimism is included.) After layer 3 it does not
+# help, because the opinion has already been copied; before layer 2, hardly anything. So far this is a success story,
+# and many would stop here. What does the same vector do to everything else that the model can do?
 
 # %%
 countries = list(CAPITALS)[1::2]

@@ -145,6 +145,7 @@ print([(channel, round(effects[channel], 2)) for channel in ranked[:5]])
 # ## Can the cheating be cut out?
 #
 # Set the strongest channels to what they usually are without spots, one after the other, and test all three sets.
+# (The channels are ranked on squares of the reversed set, which is one of the three.)
 
 # %% tags=["varies"] title="Curves: the accuracy on the three sets as channels are ablated"
 with torch.no_grad():
