@@ -8,7 +8,7 @@ ORDER := $(if $(SEED),--randomly-seed=$(SEED) --randomly-dont-reset-seed,-p no:r
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(ORDER)
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-all lint docs site bench matrix changelog dist train-check clean
+.PHONY: demo test test-all lint docs site notebooks bench matrix changelog dist train-check clean
 
 demo: $(READY)
 	$(BIN)/hookline demo
@@ -41,6 +41,9 @@ docs: $(READY)
 site: $(VENV)/.site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python docs/check_site.py out/site
+
+notebooks: $(READY) $(VENV)/.real
+	$(BIN)/python docs/make_notebooks.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py

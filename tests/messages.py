@@ -106,7 +106,8 @@ def _text(node: ast.expr) -> str | None:
 def prose_files() -> list[str]:
     """The files whose phrases are checked, from the repository's root."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.*"), *ROOT.glob("examples/**/*.*"), *ROOT.glob("benchmarks/*.py")]
-    pages += [*ROOT.glob("training/*.md"), *ROOT.glob("tools/*.py"), *ROOT.glob("docs/recipes/*.md")]
+    pages += [*ROOT.glob("training/*.md"), *ROOT.glob("tools/*.py"), *ROOT.glob("notebooks/*.py")]
+    pages += [*ROOT.glob("docs/recipes/*.md")]
     found = [path for path in [*pages, *PACKAGE.rglob("*.py")] if path.suffix in (".md", ".py")]
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 

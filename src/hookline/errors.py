@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import format_tb
+from types import FunctionType
 from typing import Any
 
 __all__ = [
@@ -151,8 +152,9 @@ def no_match(asked: object, known: Iterable[str], hint: str = "") -> UnknownPoin
     """The error for a filter that selects nothing; `hint` is a last sentence."""
     names = list(known)
     some = ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
+    called = asked.__name__ if isinstance(asked, FunctionType) else repr(asked)
     return UnknownPointError(
-        f"the filter {asked!r} matches none of the {len(names)} points: {some}{hint and f'. {hint}.'}"
+        f"the filter {called} matches none of the {len(names)} points: {some}{hint and f'. {hint}.'}"
     )
 
 

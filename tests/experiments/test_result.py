@@ -1,8 +1,9 @@
 """Results: labels, parts, what they are turned into, files, pictures, and what is refused."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, replace
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -594,19 +595,32 @@ def test_cells_thinner_than_a_pixel_are_merged_and_the_strongest_is_seen(pyplot)
     assert ax.get_xlim() == (-0.5, 4999.5)
 
 
-def test_a_notebook_shows_panels_once(pyplot, several, monkeypatch):
-    """A cell that ends with the figure: pyplot draws it when the cell is over, so it must not display itself too."""
-    shown = []
-    display = ModuleType("IPython.display")
-    display.Image, display.display = bytes, shown.append
-    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    figure = several.plot()
-    figure._ipython_display_()
-    assert shown == []
-    pyplot.close(figure)  # as the inline backend does after a cell
-    figure._ipython_display_()
-    assert shown[0].startswith(b"\x89PNG")
+@pytest.fixture
+def shell(pyplot) -> Iterator[Any]:
+    """An IPython shell that shows figures as a notebook does."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from matplotlib_inline.backend_inline import configure_inline_support
+    from traitlets.config import Config
+
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    pyplot.switch_backend("module://matplotlib_inline.backend_inline")
+    configure_inline_support(shell, "inline")
+    with pyplot.rc_context({"interactive": True}):
+        yield shell
+    configure_inline_support(shell, "agg")
+    pyplot.switch_backend("agg")
+    InteractiveShell.clear_instance()
+
+
+@pytest.mark.parametrize("cell", ["several.plot()", "figure = several.plot()", "several.plot().set_dpi(80)"])
+def test_a_notebook_shows_panels_once(shell, several, cell):
+    """Whether or not the cell ends with the figure: pyplot shows what is open when the cell is over."""
+    from IPython.utils.capture import capture_output
+
+    shell.user_ns["several"] = several
+    with capture_output() as shown:
+        shell.run_cell(cell).raise_error()
+    assert [list(each.data).count("image/png") for each in shown.outputs] == [1]
 
 
 def test_it_draws_where_it_is_told(pyplot, result):
@@ -614,6 +628,14 @@ def test_it_draws_where_it_is_told(pyplot, result):
     assert result.plot(axes[1], title="here") is axes[1]
     assert axes[1].get_title(loc="left") == "here"
     assert not axes[0].images
+
+
+def test_a_second_line_keeps_the_title(pyplot, result):
+    ax = result.sel(layer=0).plot(title="two layers")
+    result.sel(layer=1).plot(ax)
+    assert ax.get_title(loc="left") == "two layers"
+    result.sel(layer=2).plot(ax, title="three layers")
+    assert ax.get_title(loc="left") == "three layers"
 
 
 @pytest.mark.parametrize(

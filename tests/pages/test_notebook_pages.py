@@ -85,6 +85,13 @@ def test_bars_have_the_numbers_of_the_result(page, tmp_path) -> None:
     assert number(tip(page).splitlines()[1]) == said(float(row.values[2]))
 
 
+def test_bars_of_counts_are_written_without_decimals(page, tmp_path) -> None:
+    counts = Result(torch.tensor([26.0, 0.0, 1200.0]), ("head",), {"head": ["a", "b", "c"]})
+    opened(page, counts.plot_html(), tmp_path)
+    labels = page.locator(".row").evaluate_all("rows => rows.map(row => row.getAttribute('aria-label'))")
+    assert [label.split(": ")[1] for label in labels] == ["26", "0", "1200"]
+
+
 def test_curves_have_the_numbers_of_the_result(page, tmp_path) -> None:
     values = torch.tensor([[1.0, 0.5, float("nan")], [1.0, -0.75, 0.125]])
     coords = {"order": ["as ranked", "reversed"], "count": [0, 10, 100]}

@@ -37,11 +37,10 @@ class Panels(Figure):
     def _ipython_display_(self) -> None:
         from IPython.display import Image, display
 
-        if pyplot.fignum_exists(getattr(self, "number", -1)):
-            return  # pyplot shows it when the cell ends
         drawn = BytesIO()
         self.savefig(drawn, format="png", bbox_inches="tight")
         display(Image(drawn.getvalue()))
+        pyplot.close(self)  # which would show it again when the cell ends
 
 
 def plot(
@@ -59,13 +58,14 @@ def plot(
     bars. A result over a count, as returned by `ablation.cumulative`, is drawn as curves. There is one panel per metric
     if there are several, otherwise per label of the first of three axes, or of the axis that `panels` names.
 
-    Colors are blue above and red below `center`, on a symmetric scale; `center` defaults to the value of the run that
-    was changed, or 0. Values without such a run that are never negative, such as attention or probabilities, are drawn
-    in one color, from 0 up. The color bar shows the range of the values. Panels of metrics have their own scales, other
-    panels share one. Bars start at the value of the run that was changed, or 0. A heat map or bar chart with more than
-    60 categories on an axis shows the 40 with the strongest cells, and its title says so. Other keywords are passed to
-    matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`; `color`, `marker`). Returns the Axes, or the
-    Figure if there are panels.
+    Colors are blue above and red below `center`, on a symmetric scale; `center` defaults to the value of the run
+    that was changed, or 0. Values without such a run that are never negative, such as attention or probabilities,
+    are drawn in one color, from 0 up. The color bar shows the range of the values. Panels of metrics have their own
+    scales, other panels share one. Bars start at the value of the run that was changed, or 0. A heat map or bar
+    chart with more than 60 categories on an axis shows the 40 with the strongest cells, and its title says so.
+    Other keywords are passed to matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`; `color`,
+    `marker`). A title that `ax` has already is kept, unless `title` is given. Returns the Axes, or the Figure if
+    there are panels.
     """
     split, result, automatic = plot_parts(result, panels)
     if center is not None and (len(result.axes) - (split is not None) == 1 or {"norm", "vmin", "vmax"} & kwargs.keys()):
@@ -78,6 +78,8 @@ def plot(
     if ax is None:
         ax = pyplot.subplots(figsize=_size(result), layout="constrained")[1]
     _draw(result, ax, kwargs, _scale(result, center, kwargs))
+    if title is None and ax.get_title(loc="left"):
+        return ax  # a result drawn before has given the title
     ax.set_title(_wrapped(heading, ax.figure.get_figwidth()), fontsize=_FONT + 2, loc="left")  # type: ignore[union-attr]
     return ax
 

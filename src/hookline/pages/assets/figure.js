@@ -72,15 +72,15 @@ function barPanel(panel, figure) {
   const values = tensor(panel.values).values, { labels, axis, origin } = panel;
   const shares = Array.from(values, (value) => value - origin);
   const texts = labels.map((label) => named(axis, label));
+  const written = values.every(Number.isInteger) ? String : number; // counts
   const most = largest(shares), longest = Math.max(...texts.map((text) => Math.min(26, text.length)));
-  const areCounts = values.every(Number.isInteger);
   const rows = texts.map((text, at) => ({
     label: cut(text, 26), place: { [axis]: at },
-    values: [{ value: Number.isNaN(shares[at]) ? 0 : shares[at], kind: shares[at] < 0 ? "cold" : "warm", text: areCounts ? String(values[at]) : number(values[at], 4) }],
+    values: [{ value: Number.isNaN(shares[at]) ? 0 : shares[at], kind: shares[at] < 0 ? "cold" : "warm", text: written(values[at], 4) }],
   }));
   const node = bars(rows, figure.link, { most, signed: shares.some((share) => share < 0), labelWidth: Math.max(48, 7 * longest + 12) });
   node.querySelectorAll(".row").forEach((row, at) => {
-    row.addEventListener("mousemove", (event) => tip.show([el("b", {}, texts[at]), number(values[at], 6)], event.clientX, event.clientY, row));
+    row.addEventListener("mousemove", (event) => tip.show([el("b", {}, texts[at]), written(values[at], 6)], event.clientX, event.clientY, row));
     row.addEventListener("mouseleave", () => tip.hide());
   });
   return [node, ...caption([...(origin ? [`from ${number(origin, 6)}`] : []), ...marked(panel)].join(", "))];
