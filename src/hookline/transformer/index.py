@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -33,17 +33,13 @@ class ModelPoints(Points):
         """Find the points again after the model's modules changed."""
         self.anatomy = self._find()
         self._of_images = image_modules(self.root, self.anatomy)
-        self._specs: dict[str, PointSpec] = {spec.name: spec for spec in self._classic()}
+        self._specs: dict[str, PointSpec] = {spec.name: spec for spec in classic_points(self.anatomy)}
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
         super().refresh()
 
     def _find(self) -> Anatomy:
         """The modules by role, as they are now."""
         return find_anatomy(self.root) or self.anatomy
-
-    def _classic(self) -> Iterator[PointSpec]:
-        """All points of the table, including unavailable ones."""
-        return classic_points(self.anatomy)
 
     def _list(self) -> dict[str, HookPoint]:
         """The points with classic names."""

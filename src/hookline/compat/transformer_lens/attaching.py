@@ -28,7 +28,6 @@ from hookline.engine.runs import attached_modules
 from hookline.errors import HooklineError, UnavailablePointError
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.index import ModelPoints
-from hookline.transformer.sites import PointSpec, output_of, position_site
 
 _COMPONENT = re.compile(r"embed|pos_embed|ln_final|unembed|blocks|blocks\.\d+|blocks\.\d+\.(attn|mlp|ln[12](_post)?)")
 
@@ -52,15 +51,6 @@ class LensPoints(ModelPoints):
         """The points of the model itself, by their usual names."""
         super().__init__(*args)
         attached_modules[self.root] = ref(self.attached)
-
-    def _classic(self) -> Iterator[PointSpec]:
-        """As for other models; the positions of a shortformer, which queries and keys get, have a point too."""
-        positions = getattr(self.root, "qk_pos_embed", None)
-        for spec in super()._classic():
-            if spec.name == "hook_pos_embed" and positions is not None:
-                yield PointSpec.of(spec.name, position_site(positions, output_of(self.anatomy.main.embed)))
-            else:
-                yield spec
 
     def outdate(self) -> None:
         """Find the points again before they are next used."""

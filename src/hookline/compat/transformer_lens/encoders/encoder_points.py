@@ -23,7 +23,7 @@ class LensEncoderPoints(ModelPoints):
     """The points of an encoder, or of an encoder and a decoder; `hook_dict` has the names of TransformerLens."""
 
     def _list(self) -> dict[str, HookPoint]:
-        self._classic = super()._list()
+        self._own_names = super()._list()
         renamed = _of_bert if not self.anatomy.is_encoder_decoder else _of_t5
         specs = {spec.name: spec for spec in renamed(self)}
         self._specs = {**self._specs, **specs}
@@ -36,8 +36,8 @@ class LensEncoderPoints(ModelPoints):
 
     def _translate(self, name: str) -> HookPoint | None:
         base, _, call = name.partition("#")
-        if base not in self.hook_dict and base in self._classic:
-            return self._classic[base].alias(name, int(call) if call else self._classic[base].only)
+        if base not in self.hook_dict and base in self._own_names:
+            return self._own_names[base].alias(name, int(call) if call else self._own_names[base].only)
         return super()._translate(name)
 
 
