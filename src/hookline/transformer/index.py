@@ -33,7 +33,7 @@ class ModelPoints(Points):
         """Find the points again after the model's modules changed."""
         self.anatomy = self._find()
         self._of_images = image_modules(self.root, self.anatomy)
-        self._specs: dict[str, PointSpec] = {spec.name: spec for spec in self._classic()}
+        self._specs: dict[str, PointSpec] = {spec.name: spec for spec in self._all_specs()}
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
         super().refresh()
 
@@ -41,7 +41,7 @@ class ModelPoints(Points):
         """The modules by role, as they are now."""
         return find_anatomy(self.root) or self.anatomy
 
-    def _classic(self) -> Iterator[PointSpec]:
+    def _all_specs(self) -> Iterator[PointSpec]:
         """All points of the table, including unavailable ones."""
         return classic_points(self.anatomy)
 

@@ -53,10 +53,10 @@ class LensPoints(ModelPoints):
         super().__init__(*args)
         attached_modules[self.root] = ref(self.attached)
 
-    def _classic(self) -> Iterator[PointSpec]:
+    def _all_specs(self) -> Iterator[PointSpec]:
         """As for other models; the positions of a shortformer, which queries and keys get, have a point too."""
         positions = getattr(self.root, "qk_pos_embed", None)
-        for spec in super()._classic():
+        for spec in super()._all_specs():
             if spec.name == "hook_pos_embed" and positions is not None:
                 yield PointSpec.of(spec.name, position_site(positions, output_of(self.anatomy.main.embed)))
             else:
