@@ -68,7 +68,9 @@ def load_published(
     from hookline.compat.transformer_lens.utils import download_file_from_hf
 
     with as_hookline_error(name):
-        found = {"architecture": "old"} if "_old" in name else download_file_from_hf(name, "config.json")
+        found: dict[str, Any] = (
+            {"architecture": "old"} if "_old" in name else download_file_from_hf(name, "config.json")
+        )
     is_known = found.get("architecture", "neel") == "neel"
     if is_known and file is None:
         file = next((each for each in published_files(name) if each.endswith("final.pth")), None)

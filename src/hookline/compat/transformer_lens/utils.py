@@ -286,7 +286,7 @@ def keep_single_column(dataset: Any, col_name: str) -> Any:
 
 def load_dataset(*args: Any, **kwargs: Any) -> Any:
     """`datasets.load_dataset`, which TransformerLens 2 had here: ARENA's exercises import it."""
-    from datasets import load_dataset as load
+    from datasets import load_dataset as load  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     return load(*args, **kwargs)
 
