@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch.nn import functional as F
 
 import hookline
 from hookline import HookedModel
@@ -59,13 +60,24 @@ def load(name: str) -> HookedModel:
     return hookline.load(name)
 
 
-def sentences(model: HookedModel, count: int) -> list[tuple[Any, Any, Any]]:
-    """Clean and corrupted prompts with their metrics: the indirect object, which differs in one token."""
+def sentences(model: HookedModel, count: int) -> list[tuple[Tensor, Tensor, Any]]:
+    """Clean and corrupted prompts with their metrics: the indirect object, which differs in one token.
+
+    Only prompts that the model answers correctly are used: an estimate of how a model does what it does not do means
+    nothing. A token that begins texts is put first if the answers are wrong without it, as Gemma's are.
+    """
     found = []
     for a, b in NAMES[:count]:
-        clean, corrupted = TEXT.format(a, b, b), TEXT.format(a, b, a)
-        if model.to_tokens(clean).shape == model.to_tokens(corrupted).shape:
-            found.append((clean, corrupted, metrics.logit_diff(f" {a}", f" {b}")))
+        pair = [model.to_tokens(TEXT.format(a, b, last)) for last in (b, a)]
+        first = None if model.tokenizer is None else model.tokenizer.bos_token_id
+        with_first = [] if first is None else [[F.pad(ids, (1, 0), value=first) for ids in pair]]
+        metric = metrics.logit_diff(f" {a}", f" {b}")
+        answers = [model.to_single_token(f" {name}") for name in (a, b)]
+        for some in ([pair, *with_first]) if pair[0].shape == pair[1].shape else []:
+            leads = [float(logits[answers[0]] - logits[answers[1]]) for logits in (model(ids)[0, -1] for ids in some)]
+            if leads[0] > 0 > leads[1]:
+                found.append((some[0], some[1], metric))
+                break
     return found
 
 
@@ -114,6 +126,8 @@ def main() -> None:
     for name in names:
         model = load(name)
         prompts = (proteins if name.startswith("masked:") else sentences)(model, 1 if asked.smoke else asked.prompts)
+        if not prompts:
+            raise SystemExit(f"{name} answers none of the prompts correctly")
         for points in POINTS:
             for direction in ("denoise", "noise"):
                 got = agreement(model, prompts, points, direction)
