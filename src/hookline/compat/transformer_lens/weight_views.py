@@ -24,7 +24,7 @@ class WeightView(Tensor):
     path: str
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         """The values, without gradients; assigned values are written into the model."""
         return self.detach()
 
@@ -35,7 +35,7 @@ class WeightView(Tensor):
         self.detach().copy_(value.detach())
 
     @property
-    def grad(self) -> Tensor | None:  # type: ignore[override]
+    def grad(self) -> Tensor | None:
         """The gradient of the parameter, in the layout of this view."""
         own = self.parameter.grad
         if own is None:
@@ -53,7 +53,7 @@ class WeightView(Tensor):
             self.grad.copy_(value)  # type: ignore[union-attr]
 
     @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
+    def requires_grad(self) -> bool:
         """Whether the parameter gets a gradient."""
         return self.parameter.requires_grad
 
