@@ -48,7 +48,8 @@ The texts of all errors and warnings; {…} is a value. [Errors and warnings](er
 RANKS = {
     r"(examples|messages|changelog|training|architecture|contributing)": 0.3,
     r"(api|models|benchmarks)": 0.8,
-    r"(recipes|points|errors)": 2,
+    r"(points|errors)": 2.5,
+    r"recipes": 2,
     r"": 1.5,
 }
 """How much a page counts in searches, by the beginning of its path."""

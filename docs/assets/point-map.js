@@ -2,7 +2,7 @@
 (() => {
   const { rows, texts, parts, architectures } = POINT_MAP;
   const root = document.getElementById("pm");
-  const state = { kind: "llama", stack: "blocks", point: "attn.hook_z", layer: 0 };
+  const state = { kind: "llama", group: "", stack: "blocks", point: "attn.hook_z", layer: 0 };
 
   const PANELS = [
     ["cross", /^(cross_attn\.|ln_cross|hook_cross_attn)/, "cross-attention"],
@@ -44,7 +44,8 @@
   const panelOf = (name) => PANELS.find(([, pattern]) => pattern.test(name))?.[0] ?? "stream";
   const local = (name) => name.replace(/^(encoder|decoder)\./, "");
   const rowOf = (name) => rows[local(name)] ?? {};
-  const current = () => architectures.find((each) => each.kind === state.kind);
+  // Some kinds are in two groups: BERT is an encoder, and can be a decoder.
+  const current = () => architectures.find((each) => each.kind === state.kind && (!state.group || each.group === state.group));
   const stacksOf = (each) => Object.keys(each.stacks).filter(Boolean);
   const part = (each, stack) => parts[each.stacks[stack]];
   const prefix = () => (isLayer(state.point) ? `${state.stack}.${state.layer}.` : "");
@@ -113,7 +114,7 @@
   function outside(stack, first) {
     const each = current();
     const all = part(each, "");
-    const names = Object.keys(all?.points ?? {}).filter((name) => !stack || !/^(encoder|decoder)\./.test(name) || name.startsWith(`${stack}.`));
+    const names = Object.keys(all?.points ?? {}).filter((name) => !/^(vision|projector)\./.test(name)).filter((name) => !stack || !/^(encoder|decoder)\./.test(name) || name.startsWith(`${stack}.`));
     const entry = names.filter((name) => /hook_(tokens|embed|pos_embed)$/.test(name));
     const exit = names.filter((name) => !entry.includes(name) && !(stack === "encoder" && stacksOf(each).length > 1 && name.startsWith("unembed")));
     return make("div", { className: "pm-flow" }, ...(first ? [make("div", { className: "pm-node" }, ...entry.map((name) => pill(name, false)))]
@@ -155,9 +156,9 @@
     const select = make("select", { id: "pm-kind" });
     for (const group of new Set(architectures.map((each) => each.group))) {
       select.append(make("optgroup", { label: group }, ...architectures.filter((each) => each.group === group)
-        .map((each) => make("option", { value: each.kind, textContent: stacksOf(each).length ? each.kind : `${each.kind} (native points only)`, selected: each.kind === state.kind && !each.hidden }))));
+        .map((each) => make("option", { value: `${each.group}/${each.kind}`, textContent: stacksOf(each).length ? each.kind : `${each.kind} (native points only)`, selected: each === current() }))));
     }
-    select.addEventListener("change", () => { state.kind = select.value; state.layer = 0; draw(); });
+    select.addEventListener("change", () => { [state.group, state.kind] = select.value.split("/"); state.layer = 0; draw(); });
     const each = current();
     const names = stacksOf(each);
     const stack = make("select", { id: "pm-stack" }, ...names.map((name) => make("option", { value: name, textContent: name, selected: name === state.stack })));
@@ -189,6 +190,6 @@
 
   const asked = new URLSearchParams(location.hash.slice(1));
   for (const key of Object.keys(state)) if (asked.has(key)) state[key] = key === "layer" ? Number(asked.get(key)) || 0 : asked.get(key);
-  if (!current()) state.kind = "llama";
+  if (!current()) Object.assign(state, { kind: "llama", group: "" });
   draw();
 })();
