@@ -58,7 +58,7 @@ def relevance(
     same activations: denominators of norms are constants, an activation function is its input times a constant, and
     the product of a gate and a value is shared equally between them. With `attention="frozen"`, attention patterns are
     constants, too (RelP), so that queries and keys have no relevance; with "split", they share it with the values
-    (AttnLRP); with "gradient", attention is taken to first order, which is the best choice for heads.
+    (AttnLRP); with "gradient", attention is taken to first order, which estimates heads better.
 
     The rules are found by the torch functions that the model calls. That they cover this model is checked in this run:
     the relevance of the input must be the metric, without what biases and other constants bring about. Otherwise an
