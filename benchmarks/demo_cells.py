@@ -176,7 +176,7 @@ def make_shell(demo: Path) -> Any:
 
 
 def tree(shell: Any, cell: str) -> ast.Module:
-    """The code of a cell, its magics as calls; empty if it is no Python."""
+    """The code of a cell, its magics as calls; empty if it is not Python."""
     try:
         return ast.parse(shell.transform_cell(cell))
     except SyntaxError:

@@ -85,7 +85,7 @@ def main() -> None:
     options.add_argument("--again", action="store_true", help="run the tests with TransformerLens again too")
     options.add_argument("--tokenizer", type=Path, help="a folder with vocab.json and merges.txt of GPT-2")
     options.add_argument("--make-models", action="store_true", help=argparse.SUPPRESS)  # in an environment
-    options.add_argument("--run", choices=("there", "here"), help=argparse.SUPPRESS)  # likewise
+    options.add_argument("--run", choices=("there", "here"), help=argparse.SUPPRESS)  # the same
     given = options.parse_args()
     folder = given.folder.resolve()
     work = folder / "transformer-lens"

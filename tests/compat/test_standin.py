@@ -43,11 +43,13 @@ def test_every_path_gives_the_same_objects() -> None:
     ok(INSTALL + CHECKS + "install()\n" + CHECKS)
 
 
+@pytest.mark.slow
 def test_the_distribution_in_packages_does_the_same() -> None:
     ok(CHECKS, path=(SHIM, SRC))
     ok(INSTALL + CHECKS, path=(SHIM, SRC))
 
 
+@pytest.mark.slow
 def test_uninstalling_restores_the_imports() -> None:
     ok(
         "from hookline.compat.transformer_lens import install\nundo = install()\nimport transformer_lens\nundo()\n"
@@ -64,6 +66,7 @@ def test_it_refuses_if_another_transformer_lens_is_loaded(tmp_path: Path) -> Non
     ok(INSTALL + CHECKS, path=(tmp_path, SRC))  # installed on disk only, it is hidden
 
 
+@pytest.mark.slow
 def test_names_that_other_packages_no_longer_have() -> None:
     ok(
         INSTALL + "from huggingface_hub.constants import HF_HUB_ENABLE_HF_TRANSFER\n"
@@ -72,6 +75,7 @@ def test_names_that_other_packages_no_longer_have() -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_refuses_an_older_transformers(tmp_path: Path) -> None:
     folder = tmp_path / "transformers-4.57.3.dist-info"
     folder.mkdir()
@@ -81,6 +85,7 @@ def test_it_refuses_an_older_transformers(tmp_path: Path) -> None:
         assert "HooklineError: hookline needs transformers 5, not 4.57.3: pip install -U" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_module_that_we_do_not_have_is_not_found() -> None:
     done = run(sys.executable, "-c", INSTALL + "import transformer_lens.lit")
     assert "ModuleNotFoundError" in done.stderr
@@ -101,6 +106,7 @@ def test_a_script_runs_with_its_arguments_and_exit_code(script: Path) -> None:
     assert done.stdout.strip() == "__main__ ['3', '--flag'] hookline.compat.transformer_lens"
 
 
+@pytest.mark.slow
 def test_a_module_runs_with_its_arguments_and_exit_code(script: Path) -> None:
     done = run(*RUN, "-m", "program", "4", path=(SRC, script.parent))
     assert done.returncode == 4, done.stderr

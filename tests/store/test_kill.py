@@ -23,7 +23,8 @@ def met_by(script: str, folder: Path, kills: int) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [4, 80])
 def test_workers_that_are_killed_are_replaced_by_others(tmp_path, kills) -> None:
     assert met_by("kill_workers.py", tmp_path, kills)["kills"] == kills
 

@@ -51,9 +51,11 @@ def feature_scores(
 ) -> Result:
     """Estimate the effect of each feature: its value of one run, given to the other.
 
-        scores = feature_circuits.feature_scores(model, clean, corrupted, metric, saes)
-        scores.top(5)                          # "blocks.1.hook_resid_post/17", and the change of the metric
-        circuits.faithfulness(model, clean, corrupted, metric, scores, saes=saes)
+    Examples:
+        >>> scores = feature_circuits.feature_scores(model, clean, corrupted, metric, [sae])
+        >>> scores.axes
+        ('node',)
+        >>> curve = circuits.faithfulness(model, clean, corrupted, metric, scores, saes=[sae])
 
     `saes` are autoencoders, each at the point where it was trained, or a mapping from points to autoencoders. Nodes are
     the features that differ between the two runs, and the error of each autoencoder, which is what it misses. A
@@ -100,8 +102,12 @@ def feature_edges(
 ) -> EdgeScores:
     """Estimate the effect of each of the `most` best nodes of `scores` on the metric through each of the others.
 
-        found = feature_circuits.feature_edges(model, clean, corrupted, metric, scores, saes)
-        circuits.circuit(found, 0.2).plot_html()
+    Examples:
+        >>> scores = feature_circuits.feature_scores(model, clean, corrupted, metric, [sae])
+        >>> found = feature_circuits.feature_edges(model, clean, corrupted, metric, scores, [sae], most=3)
+        >>> len(found)
+        3
+        >>> page = circuits.circuit(found, 0.5).plot_html()
 
     An edge is the effect that goes from one feature to another past all other features, to first order; one to "logits"
     goes past all of them. With all nodes and without `steps`, the edges from a node sum to its score. The cost is a
