@@ -3,6 +3,7 @@
 They share the objects that the page docs/api.md defines, such as `model`, and run in an empty folder.
 """
 
+import contextlib
 import doctest
 import importlib
 import inspect
@@ -57,10 +58,11 @@ for _name, _each in public():
 
 
 @pytest.fixture(scope="module")
-def shared() -> dict[str, Any]:
+def shared(tmp_path_factory) -> dict[str, Any]:
     """What docs/api.md defines, and the modules of experiments."""
     names: dict[str, Any] = {}
-    exec(compile(source("docs/api.md"), "docs/api.md", "exec"), names)
+    with contextlib.chdir(tmp_path_factory.mktemp("shared")):  # it writes a store
+        exec(compile(source("docs/api.md"), "docs/api.md", "exec"), names)
     return names | {name: getattr(hookline.experiments, name) for name in hookline.experiments.__all__}
 
 
