@@ -206,8 +206,7 @@ class Hooked:
         if kwargs:
             self._check_options(kwargs)
         check_backward(incl_bwd, loss_fn)
-        points = self._points.select(names_filter)
-        is_full = names_filter is None
+        points, is_full = self._points.select(names_filter), names_filter is None
         spans = dict(own_points(points, skips=is_full)) if local else {}
         actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
         is_plain = not (actions or incl_bwd or local) and (device, dtype, pos_slice) == (None, None, None)

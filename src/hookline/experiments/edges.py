@@ -76,24 +76,17 @@ def edges(
     check_gradients(dict.fromkeys(found, gradients), [metric_values(found, run[0]) for run in runs], steps)
     rows = 1 if is_one_for_all(next(iter(found.values())), runs[0][0]) else len(pair[0])
     senders, every = list(changes), torch.stack(list(changes.values()))
-    matrix = (
-        torch.stack([torch.einsum("sbpd,bpd->sp", every, _of_head(gradients, each)) for each in receivers], 1) / rows
-    )
+    by_receiver = [torch.einsum("sbpd,bpd->sp", every, _of_head(gradients, each)) for each in receivers]
+    matrix = torch.stack(by_receiver, 1) / rows
     matrix = matrix if by_position else matrix.sum(-1, keepdim=True)
-    turns = [(to.layer, to.turn) for to in receivers]
-    pairs = [(u, v) for u, name in enumerate(senders) for v, turn in enumerate(turns) if sender_turn(name) < turn]
-    at = [(u, v, place) for u, v in pairs for place in range(matrix.shape[-1])]
+    at = [(u, v, place) for u, v in _pairs(senders, receivers) for place in range(matrix.shape[-1])]
     values, places = matrix[tuple(torch.tensor(at).T)], pair[0].labels(model) if by_position else None
     info: dict[str, Any] = {"direction": direction, **({} if steps is None else {"steps": steps})}
     info |= about(model, f"edge attribution, {into(direction)}")
     for key, (logits, *_) in zip(("clean", "corrupted"), runs, strict=True):
         info[key] = float(metric_values(found, logits).mean())
     if check:
-        is_sent = (
-            every.abs().sum((1, 3)) > 0
-        )  # by sender and position; not by score, which may be 0 where a gradient is
-        is_sent = is_sent if by_position else is_sent.any(-1, keepdim=True)
-        cells, n_top = sampled(values, is_sent[tuple(torch.tensor([(u, x) for u, _, x in at]).T)], check, seed)
+        cells, n_top = sampled(values, _is_sent(every, at, by_position), check, seed)
         chosen = [(senders[u], receivers[v], place if by_position else None) for u, v, place in (at[x] for x in cells)]
         sent = [(_at_place(changes[sender], place), receiver) for sender, receiver, place in chosen]
         true = true_effects(model, pair[target], found, sent, how)
@@ -103,6 +96,19 @@ def edges(
         warn_of_dropout(model)
     names = [senders[u] for u, _, _ in at], [receivers[v].label for _, v, _ in at]
     return EdgeScores(values, *names, next(iter(found)), info, None if places is None else [places[x] for *_, x in at])
+
+
+def _pairs(senders: Sequence[str], receivers: Sequence[Node]) -> list[tuple[int, int]]:
+    """The senders and receivers between which there is an edge, by their numbers."""
+    turns = [(to.layer, to.turn) for to in receivers]
+    return [(u, v) for u, name in enumerate(senders) for v, turn in enumerate(turns) if sender_turn(name) < turn]
+
+
+def _is_sent(changes: Tensor, edges: Sequence[tuple[int, int, int]], by_position: bool) -> Tensor:
+    """Whether the output of the sender of each edge changes: its score may be 0 all the same, as a gradient may be."""
+    is_sent = changes.abs().sum((1, 3)) > 0
+    is_sent = is_sent if by_position else is_sent.any(-1, keepdim=True)
+    return is_sent[tuple(torch.tensor([(sender, place) for sender, _, place in edges]).T)]
 
 
 def _edge_label(sender: str, receiver: Node, place: int | None, places: Sequence[Label] | None) -> dict[str, Label]:

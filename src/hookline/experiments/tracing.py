@@ -65,8 +65,7 @@ def trace(
     text = prompts_of(model, prompts)
     if len(text) != 1:
         raise HooklineError(f"trace takes one prompt, got {len(text)}: trace each separately")
-    where = sweep_points(model, points, ("layer", "pos"))
-    positions = subject_positions(model, text, subject)
+    where, positions = sweep_points(model, points, ("layer", "pos")), subject_positions(model, text, subject)
     _check(model, text, positions, where, window)
     clean = baselines(model, text, keep=[*where.names, "hook_embed"])[0]
     added, spread = _noise(model, clean, positions, noise, samples, seed)
