@@ -16,7 +16,7 @@ import devices  # noqa: E402
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 
 import hookline  # noqa: E402
-from hookline.engine import compiling, interception, schedule, taps  # noqa: E402
+from hookline.engine import compiling, interception, operators, schedule, taps  # noqa: E402
 from hookline.engine.calls import running  # noqa: E402
 
 torch.set_num_threads(1)
@@ -85,6 +85,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
     assert _hooked() == []
     assert compiling._users == set()
     assert not interception.stack.interceptors
+    assert operators.is_off()
     hooks, running.hooks = running.hooks, 0
     assert hooks == 0  # or later tests would seem to run inside a hook
 

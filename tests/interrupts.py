@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, overrides
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from hookline.engine import blocks, compiling, detours, interception, schedule, taps
+from hookline.engine import blocks, compiling, detours, interception, operators, schedule, taps
 from hookline.engine.calls import running
 
 _PLACES = (
@@ -38,6 +38,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         "users of the compiler": set(compiling._users),
         "skipped modules": dict(detours.here.skipped),
         "watches": list(interception.stack.interceptors),
+        "operators": operators.is_off(),
         "hooks that are running": running.hooks,
         # One that is over does nothing: torch may push it again when the traceback is freed.
         "modes": [mode for mode in overrides._get_current_function_mode_stack() if not getattr(mode, "is_over", False)],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from hookline.engine.deferred import Deferred, kept
 from hookline.engine.inner import InnerTap
-from hookline.engine.interception import FunctionInterceptor
+from hookline.engine.interception import FunctionInterceptor, OperatorInterceptor
 from hookline.engine.modes import GradMode
 from hookline.engine.order import Kind
 from hookline.engine.schedule import active
@@ -38,7 +38,8 @@ _PRODUCTS: dict[Callable[..., Any], tuple[str, ...]] = {
 
 _SPLITS = frozenset({torch.split, Tensor.split})
 _DIFFERENCES = frozenset({torch.sub, Tensor.sub, Tensor.__sub__})
-_INTERCEPTED = frozenset({_FUSED, *_SOFTMAX, *_PRODUCTS, *_SPLITS, *_DIFFERENCES})
+INTERCEPTED = frozenset({_FUSED, *_SOFTMAX, *_PRODUCTS, *_SPLITS, *_DIFFERENCES})
+"""The torch functions with which attention is computed."""
 
 
 class FusedCall(NamedTuple):
@@ -113,14 +114,10 @@ def _within_images(scores: Tensor, lengths: list[int] | None) -> Tensor:
     return scores.masked_fill(owner[:, None] != owner[None], -torch.inf)
 
 
-class AttentionInterceptor(FunctionInterceptor):
-    """Intercepts the torch functions of one attention module.
-
-    Children that only select keys are ignored: they have queries and keys of their own.
-    """
+class AttentionSteps(FunctionInterceptor):
+    """What is done at the torch functions of one attention module."""
 
     kinds = Kind.QUERY, Kind.KEY, Kind.SCORES, Kind.PATTERN
-    ignored = frozenset({"indexer", "compressor"})
     plain = frozenset({nn.Linear})
 
     def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
@@ -129,13 +126,8 @@ class AttentionInterceptor(FunctionInterceptor):
         self.lengths: list[int] | None = None  # of images or windows packed into one row, each attending only to itself
         self.shifted: tuple[Tensor, Tensor] | None = None  # scores, and scores minus the maximum of each row
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Called by torch instead of `func`."""
-        if func not in _INTERCEPTED or self.muted:  # the common case: even reading a shape calls this
-            return func(*args, **kwargs) if kwargs else func(*args)
-        kwargs = kwargs or {}
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call of one of the functions, after the hooks on what goes into it or out of it."""
         if func is _FUSED:
             return self._fused(FusedCall(*args, **kwargs))
         if func in _SPLITS:
@@ -248,7 +240,20 @@ class AttentionInterceptor(FunctionInterceptor):
         return tuple(given.pop(name) for name in names), given
 
 
+class AttentionInterceptor(AttentionSteps, OperatorInterceptor):
+    """Intercepts the operators of one attention module of a transformer.
+
+    Children that only select keys are ignored: they have queries and keys of their own.
+    """
+
+    ignored = frozenset({"indexer", "compressor"})
+
+    def operator(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called instead of `func`."""
+        return func(*args, **kwargs) if self.muted else self.intercept(func, args, kwargs)
+
+
 class AttentionTap(InnerTap):
     """A tap inside an attention module."""
 
-    interceptor = AttentionInterceptor
+    interceptor: ClassVar[type[FunctionInterceptor]] = AttentionInterceptor

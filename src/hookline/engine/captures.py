@@ -18,6 +18,7 @@ from hookline.engine.actions import Record
 from hookline.engine.calls import stashed
 from hookline.engine.deferred import Deferred
 from hookline.engine.derived import Stash
+from hookline.engine.interception import stack, unintercepted
 from hookline.engine.lenses import Chain, First, Lens, is_pure, is_root
 from hookline.engine.passes import current
 from hookline.engine.points import Site
@@ -129,6 +130,9 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
     lens, is_first = event.lens, type(event.lens) is First
 
     def one_by_one(value: Any) -> None:
+        unintercepted(each_action, value) if stack.interceptors else each_action(value)
+
+    def each_action(value: Any) -> None:
         for place in places:
             saved[place] = None
         for site, place in bases:
@@ -166,9 +170,13 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
             recorder.log.append((recipe, same, more))
         elif recipe is not None:
             recorder.log.append((recipe, same))
+        if others:
+            unintercepted(take_others, value) if stack.interceptors else take_others(value)
+        return None
+
+    def take_others(value: Any) -> None:
         for action in others:
             _take(action, value)
-        return None
 
     return capture if recorder.defers or is_one else one_by_one
 

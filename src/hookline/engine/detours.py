@@ -21,7 +21,7 @@ from torch import _C, nn
 from hookline.engine.schedule import Way, active
 from hookline.engine.taps import lock, tell_other_threads
 
-_is_traced = torch.compiler.is_dynamo_compiling
+_is_traced, _is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
 PLACE = "_compiled_call_impl"
 """The attribute that torch calls instead of a module and its hooks, if it is not None."""
 
@@ -67,7 +67,7 @@ class Detour:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Called by torch instead of the module and its hooks."""
-        if _is_traced() or torch.compiler.is_exporting():
+        if _is_traced() or _is_exporting():
             return self.go_on(*args, **kwargs)  # another thread leads the calls while this one compiles the module
         runs, way = active.get(), here.skipped.get(self.module) if here.skipped else None
         if way is not None:

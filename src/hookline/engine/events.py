@@ -51,7 +51,7 @@ class Listener:
         runs = active.get()
         if len(runs) == 1 and runs[0].captures and (capture := runs[0].capture_at(self)) is not None:
             given = (args, rest[0]) if self.kind is Kind.INPUT else rest[1]
-            return interception.unintercepted(capture, given) if interception.stack.interceptors else capture(given)
+            return capture(given)
         before, call_arguments.given = call_arguments.given, (args, rest[0])
         value = call_arguments.given if self.kind is Kind.INPUT else rest[1]
         try:

@@ -1,8 +1,11 @@
-"""Interception of torch functions inside a module while it runs.
+"""Interception of what a module computes with torch while it runs.
 
 A module computes its intermediate values with a few torch functions. While a run looks into a module, the calls of
-those functions are intercepted, in this thread and this module only; `attention.py` and
-`transformer/router.py` define what is intercepted.
+those functions are intercepted, in this thread and this module only; `attention.py`, `plain_attention.py` and
+`transformer/router.py` define what is intercepted. There are two ways:
+
+  ModeInterceptor       a torch function mode: called for every torch function, even for reading a shape
+  OperatorInterceptor   kernels of a few operators (`operators.py`): all other functions run as always, at no cost
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import _C, nn
 from torch.overrides import TorchFunctionMode
 
+from hookline.engine import operators
 from hookline.engine.modes import remove_ended
 
 if TYPE_CHECKING:
@@ -21,8 +25,8 @@ if TYPE_CHECKING:
     from hookline.engine.taps import Tap
 
 
-class FunctionInterceptor(TorchFunctionMode):
-    """Intercepts every call of a torch function in one module."""
+class FunctionInterceptor:
+    """Intercepts calls of torch functions in one module."""
 
     kinds: ClassVar[tuple[Kind, ...]]
     """The inner events that it reports."""
@@ -44,6 +48,74 @@ class FunctionInterceptor(TorchFunctionMode):
         self.muted = 0  # how many ignored children are running; nothing is intercepted while any is
         self.is_over = False
 
+    def begin(self) -> None:
+        """Intercept from now on."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Undo `begin`; the module may have been interrupted."""
+        raise NotImplementedError
+
+    def without(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a function, of whose calls none is intercepted."""
+        raise NotImplementedError
+
+
+class ModeInterceptor(FunctionInterceptor, TorchFunctionMode):
+    """Intercepts every call of a torch function: torch calls `__torch_function__` instead."""
+
+    def begin(self) -> None:
+        """Put the mode on torch's stack."""
+        self.__enter__()
+
+    def end(self) -> None:
+        """Remove it."""
+        # Torch removes a mode from its stack while calling it; an interrupt at that moment restores the mode late, when
+        # the traceback is freed. It must do nothing then.
+        self.is_over, self.muted = True, 1
+        if self._is_on_top():
+            _C._pop_torch_function_stack()
+        else:
+            remove_ended()
+
+    def without(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take the mode off the stack for this call."""
+        if not self._is_on_top():
+            return function(*args, **kwargs)  # in a nested hook, or under another mode
+        mode = _C._pop_torch_function_stack()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _C._push_on_torch_function_stack(mode)
+
+    def _is_on_top(self) -> bool:
+        """Whether torch would call it first."""
+        depth = _C._len_torch_function_stack()
+        return depth > 0 and _C._get_function_stack_at(depth - 1) is self
+
+
+class OperatorInterceptor(FunctionInterceptor):
+    """Intercepts the calls of some operators: their kernels call `operator` instead."""
+
+    outer: OperatorInterceptor | None = None
+    """The interceptor that its own calls reach, of a module that calls this one."""
+
+    def operator(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called instead of `func`, the torch function of the operator."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Turn the kernels on."""
+        operators.push(self)
+
+    def end(self) -> None:
+        """Turn them off."""
+        operators.remove(self)
+
+    def without(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Turn the kernels off for this call."""
+        return operators.without_kernels(function, args, kwargs)
+
 
 class _Stack(threading.local):
     """The interceptors of the modules now running in this thread, innermost last."""
@@ -58,20 +130,13 @@ stack = _Stack()
 def start(interceptor: FunctionInterceptor) -> None:
     """Intercept from now on."""
     stack.interceptors.append(interceptor)
-    interceptor.__enter__()
+    interceptor.begin()
 
 
 def stop(depth: int) -> None:
     """End all interceptors except the outermost `depth`; some of their modules may have been interrupted."""
     while len(stack.interceptors) > depth:
-        interceptor = stack.interceptors[-1]
-        # Torch removes a mode from its stack while calling it; an interrupt at that moment restores the mode late, when
-        # the traceback is freed. It must do nothing then.
-        interceptor.is_over, interceptor.muted = True, 1
-        if is_on_top(interceptor):
-            _C._pop_torch_function_stack()
-        else:
-            remove_ended()
+        stack.interceptors[-1].end()
         stack.interceptors.pop()
 
 
@@ -90,18 +155,6 @@ def mute(module: nn.Module, more: int) -> None:
             return
 
 
-def is_on_top(interceptor: FunctionInterceptor) -> bool:
-    """Whether torch would call it first."""
-    depth = _C._len_torch_function_stack()
-    return depth > 0 and _C._get_function_stack_at(depth - 1) is interceptor
-
-
 def unintercepted(function: Callable[[Any], Any], value: Any) -> Any:
     """Call `function` without interception: what hooks compute is not part of the model."""
-    if not is_on_top(stack.interceptors[-1]):
-        return function(value)  # in a nested hook, or under another mode
-    mode = _C._pop_torch_function_stack()
-    try:
-        return function(value)
-    finally:
-        _C._push_on_torch_function_stack(mode)
+    return stack.interceptors[-1].without(function, (value,), {})

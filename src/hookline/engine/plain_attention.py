@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookline.engine.attention import AttentionInterceptor, AttentionTap
+from hookline.engine.attention import INTERCEPTED, AttentionSteps, AttentionTap
+from hookline.engine.interception import ModeInterceptor
 from hookline.engine.order import Kind
 from hookline.engine.taps import Tap
 
@@ -59,8 +60,11 @@ def heads_of(module: nn.Module) -> int:
     return next((each for each in found if isinstance(each, int) and not isinstance(each, bool) and each > 0), 1)
 
 
-class PlainAttentionInterceptor(AttentionInterceptor):
-    """Intercepts the attention of any module, as often as it computes it in one call."""
+class PlainAttentionInterceptor(AttentionSteps, ModeInterceptor):
+    """Intercepts the attention of any module, as often as it computes it in one call.
+
+    By a mode: nn.MultiheadAttention takes a path of one fused operator unless there is one.
+    """
 
     @classmethod
     def ignored_in(cls, module: nn.Module) -> frozenset[str]:
@@ -81,22 +85,23 @@ class PlainAttentionInterceptor(AttentionInterceptor):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called by torch instead of `func`."""
+        kwargs = kwargs or {}
         if self.muted:
-            return func(*args, **kwargs or {})
+            return func(*args, **kwargs)
         if func is _WHOLE:
             with self:
-                return _OPENED(*args, **kwargs or {})
+                return _OPENED(*args, **kwargs)
         if func in _PRODUCTS or func is _EINSUM:
             if self.has_pattern:
                 self.has_pattern = self.seen_qk = False
-                return func(*args, **kwargs or {})
+                return func(*args, **kwargs)
             if func is _EINSUM and not self.seen_qk:
                 return self._einsum(args)
         if func in _SOFTMAX:
             if not self.seen_qk:  # not of a product: a router, a gate, …
-                return func(*args, **kwargs or {})
+                return func(*args, **kwargs)
             self.has_pattern = True
-        return super().__torch_function__(func, types, args, kwargs)
+        return self.intercept(func, args, kwargs) if func in INTERCEPTED else func(*args, **kwargs)
 
     def _einsum(self, args: tuple[Any, ...]) -> Any:
         equation, *operands = args

@@ -19,7 +19,7 @@ from hookline.engine.actions import Record
 from hookline.engine.captures import Capture, captures_in
 from hookline.engine.detours import PLACE, called_if_hooked, detour_of, leads
 from hookline.engine.inner import InnerTap
-from hookline.engine.interception import stack, unintercepted
+from hookline.engine.interception import stack
 from hookline.engine.order import Kind
 from hookline.engine.recorder import Recorder
 from hookline.engine.reports import report_compiled
@@ -54,6 +54,7 @@ class RecordingRun(Run):
         self._calls = [(kind, kind.__call__) for kind in dict.fromkeys(self._types)]
         self._taps, self._hooked = led, dict[nn.Module, None]()
         self.captures = {tap: capture for tap, capture in captures.items() if tap in self.steps}
+        self._called = [*taps]
         self._compiled: list[nn.Module] = []  # modules that were compiled during the run
         self._is_late = any(tap.late for tap in self._modules)
         if recorder.skips_missing:
@@ -77,39 +78,21 @@ class RecordingRun(Run):
         around = None if inner is None else inner.around(module, {tap: captures[tap] for tap in taps})
         detour, itself = detour_of(module), ref(self)
 
-        def record(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-            if into is not None:
-                into(given)
-            output = (detour.own or module._call_impl)(*given[0], **given[1])
-            if out is not None:
-                out(output)
-            return output
-
-        def record_inside(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-            """The same while torch functions are intercepted, in this module or in one that calls it."""
-            if into is not None:
-                unintercepted(into, given) if stack.interceptors else into(given)
-            call = detour.own or module._call_impl
-            output = call(*given[0], **given[1]) if around is None else around(call, *given)
-            if out is not None:
-                unintercepted(out, output) if stack.interceptors else out(output)
-            return output
-
         def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if module._forward_hooks or module._forward_pre_hooks or _before_all or _after_all:
                 return itself().with_hooks(module, args, kwargs)  # type: ignore[union-attr]
-            if not stack.interceptors:
-                if around is not None:
-                    return record_inside((args, kwargs))
-                if into is not None:
-                    into((args, kwargs))
-                output = (detour.own or module._call_impl)(*args, **kwargs)
-                if out is not None:
-                    out(output)
-                return output
-            if type(module) in stack.interceptors[-1].plain:
-                return unintercepted(record, (args, kwargs))
-            return record_inside((args, kwargs))
+            if into is not None:
+                into((args, kwargs))
+            call = detour.own or module._call_impl
+            if around is not None:
+                output = around(call, args, kwargs)
+            elif stack.interceptors and type(module) in stack.interceptors[-1].plain:
+                output = stack.interceptors[-1].without(call, args, kwargs)
+            else:
+                output = call(*args, **kwargs)
+            if out is not None:
+                out(output)
+            return output
 
         return way
 
@@ -172,7 +155,7 @@ class RecordingRun(Run):
             return False
         if False in [kind.__call__ is call for kind, call in self._calls]:
             return False
-        modules = self._modules.values()
+        modules = self._called
         return not (any(map(_hooks_before, modules)) or any(map(_hooks_after, modules))) or self.is_alone()
 
 

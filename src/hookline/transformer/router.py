@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from hookline.engine.casting import Choices
 from hookline.engine.inner import InnerTap
-from hookline.engine.interception import FunctionInterceptor
+from hookline.engine.interception import ModeInterceptor
 from hookline.engine.order import Kind
 
 
-class RouterInterceptor(FunctionInterceptor):
+class RouterInterceptor(ModeInterceptor):
     """Intercepts the first linear call of a router, which returns the logits."""
 
     kinds = (Kind.ROUTER,)

@@ -1,0 +1,126 @@
+"""Kernels of a few operators, which are called instead of torch's own while a module is looked into.
+
+Torch finds the kernel of an operator by the dispatch keys of its arguments and of the thread. The kernels here are
+registered for a key that torch itself never sets, and a thread sets it only while a module is looked into: until then
+they cost nothing, and all other operators are dispatched as always. A torch function mode would do the same in Python
+for every function that the module calls.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import _C, Tensor
+from torch.library import Library, fallthrough_kernel
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from hookline.engine.interception import OperatorInterceptor
+
+_NAME = "TESTING_ONLY_GenericMode"  # the one key for any kind of use, before autograd and autocast
+_KEY = _C._dispatch_key_parse(_NAME)
+_set_key = _C._dispatch_tls_set_dispatch_key_included
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention": F.scaled_dot_product_attention,
+    "softmax.int": torch.softmax,
+    "_softmax": torch._softmax,
+    "matmul": torch.matmul,
+    "bmm": torch.bmm,
+    "baddbmm": torch.baddbmm,
+    "split.Tensor": Tensor.split,
+    "split_with_sizes": Tensor.split,
+    "sub.Tensor": torch.sub,
+}
+"""The operators with kernels, and the torch functions that call them."""
+
+_WHOLE: dict[str, Callable[..., Any]] = {"einsum": torch.ops.aten.einsum.default}
+"""Operators that are made of those above, whose calls in them are not the module's own."""
+
+
+class _Here(threading.local):
+    """The interceptor that operators of this thread call; each knows the one that was called before it, `outer`."""
+
+    current: OperatorInterceptor | None = None
+
+
+_here = _Here()
+
+
+def push(interceptor: OperatorInterceptor) -> None:
+    """Call an interceptor from now on; what it calls reaches the one that was called until now."""
+    _register()
+    interceptor.outer = _here.current
+    _call(interceptor)
+
+
+def remove(interceptor: OperatorInterceptor) -> None:
+    """Undo `push`."""
+    _call(interceptor.outer)
+
+
+def _call(interceptor: OperatorInterceptor | None) -> None:
+    _here.current = interceptor
+    _set_key(_KEY, interceptor is not None)
+
+
+def is_off() -> bool:
+    """Whether no operator of this thread is intercepted."""
+    return not _C._dispatch_tls_is_dispatch_key_included(_KEY)
+
+
+def without_kernels(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a function, in which no operator is intercepted."""
+    before = _here.current
+    if before is None:
+        return function(*args, **kwargs)
+    _call(None)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _call(before)
+
+
+def _kernel(func: Callable[..., Any], *, is_list: bool) -> Callable[..., Any]:
+    """The kernel of an operator: it calls the interceptor instead of the function."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        interceptor = _here.current
+        if interceptor is None:  # a thread that torch started, or an interrupt left the key set
+            _set_key(_KEY, False)
+            return func(*args, **kwargs)
+        _call(interceptor.outer)
+        try:
+            result = interceptor.operator(func, args, kwargs)
+            return list(result) if is_list else result
+        finally:
+            _call(interceptor)
+
+    return kernel
+
+
+def _whole_kernel(func: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: without_kernels(func, args, kwargs)
+
+
+_lock = threading.Lock()
+_libraries: list[Library] = []
+
+
+def _register() -> None:
+    """Register the kernels, once."""
+    if _libraries:
+        return
+    with _lock:
+        if _libraries:
+            return
+        others, own = Library("_", "IMPL", _NAME), Library("aten", "IMPL", _NAME)
+        others.fallback(fallthrough_kernel)
+        for name, func in FUNCTIONS.items():
+            own.impl(name, _kernel(func, is_list=name.startswith("split")))
+        for name, func in _WHOLE.items():
+            own.impl(name, _whole_kernel(func))
+        _libraries[:] = [others, own]
