@@ -12,7 +12,7 @@ from torch.autograd.functional import jacobian as brute_force
 import hookline
 from hookline import HooklineError
 from hookline.experiments import jacobian, logit_lens
-from hookline.experiments.core import cotangents
+from hookline.experiments.core import cotangents, linear_activations
 from hookline.experiments.jacobian import JacobianLens
 
 TOKENS = torch.tensor([[5, 9, 31, 7, 44, 2, 18]])
@@ -124,6 +124,36 @@ def test_products_in_bfloat16_are_close(models) -> None:
     exact, fast = (jacobian.fit(models["llama"], TOKENS, [0], dtype=each).matrix(0) for each in (None, torch.bfloat16))
     assert fast.dtype == torch.float32
     assert 0 < float((fast - exact).norm() / exact.norm()) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_activation_functions_are_one_product_and_the_matrices_stay_the_same(kind, monkeypatch) -> None:
+    model = hookline.hook(causal_lm(kind))
+    hooks = linear_activations.linear_activations(model)
+    assert len(hooks) == 2 * model.cfg.n_layers
+    found = jacobian.fit(model, TOKENS).matrices
+    monkeypatch.setattr(cotangents, "linear_activations", lambda _model: [])
+    torch.testing.assert_close(found, jacobian.fit(model, TOKENS).matrices, atol=1e-6, rtol=1e-5)
+
+
+def test_under_hooks_that_mix_positions_activation_functions_are_differentiated_step_by_step() -> None:
+    model = hookline.hook(causal_lm("gpt2"))
+
+    def with_the_position_before(x: Tensor) -> Tensor:
+        return x + x.roll(1, 1) * torch.arange(x.shape[1]).clamp(max=1)[:, None]
+
+    plain = jacobian.fit(model, TOKENS).matrices
+    name = "transformer.h.1.mlp.act"
+    with model.hooks(fwd_hooks=[(name, with_the_position_before)]):
+        assert linear_activations.linear_activations(model) == []
+        found = jacobian.fit(model, TOKENS).matrices
+    model.add_hook(name, with_the_position_before)
+    assert torch.equal(jacobian.fit(model, TOKENS).matrices, found)
+    model.reset_hooks()
+    assert not torch.allclose(found, plain)
+    handle = model.module.transformer.h[1].mlp.act.register_forward_hook(lambda _m, _a, y: with_the_position_before(y))
+    torch.testing.assert_close(jacobian.fit(model, TOKENS).matrices, found, atol=1e-6, rtol=1e-5)
+    handle.remove()
 
 
 def test_the_mean_is_over_all_positions_of_all_texts(models) -> None:

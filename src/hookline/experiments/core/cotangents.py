@@ -16,10 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hookline.engine.halving import Fit, is_out_of_memory
 from hookline.errors import HooklineError
 from hookline.experiments.core.integration import traced_run
+from hookline.experiments.core.linear_activations import linear_activations
 from hookline.experiments.core.prompts import Prompts
 from hookline.model import HookedModel
 
-_TOKENS = {"cpu": 4096, "cuda": 65536}
+_TOKENS = {"cpu": 4096, "cuda": 131072}
 """How many positions a backward pass covers, over all of its cotangents."""
 
 
@@ -87,7 +88,7 @@ class Pullback:
         with self._how.autocast(self._model._device), sdpa_kernel(SDPBackend.MATH):
             call = Prompts.of_rows(rows).call(self._model)
             run = lambda hooks: self._model.run_with_hooks(**call, fwd_hooks=hooks)  # noqa: E731
-            self.streams = traced_run(run, copies, list(names))[1]
+            self.streams = traced_run(run, copies, list(names), linear_activations(self._model))[1]
         self._copies = copies
 
     def rows(
@@ -100,11 +101,11 @@ class Pullback:
         found: list[list[Tensor]] = []
         for _, part in self._how.fit.parts(range(len(vectors)), lambda some: self._part(vectors[list(some)])):
             summed = [
-                torch.einsum("vpd,p->vd", x.to(weight.dtype), weight.to(x.device)).cpu()
+                torch.einsum("vpd,p->vd", x.to(weight.dtype), weight.to(x.device))
                 for x, weight in zip(part, weights, strict=True)
             ]
-            found.append(summed)
-            self._check_finite(summed)
+            found.append([x.cpu() for x in summed])
+            self._check_finite(found[-1])
         return [torch.cat(each) for each in zip(*found, strict=True)]
 
     def _check_finite(self, gradients: Sequence[Tensor]) -> None:

@@ -1,0 +1,71 @@
+"""Activation functions whose derivative is computed once, for runs with many backward passes.
+
+An activation function may consist of ten operations, each of which has its own backward pass. All of it together is one
+product with the derivative, which is the same in all backward passes of a run.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.engine.runs import open_runs
+from hookline.model import HookedModel
+
+
+def linear_activations(model: HookedModel) -> list[tuple[str, Any]]:
+    """Hooks that give the modules of activation functions one product as their backward pass.
+
+    None while other hooks are active: they may make the output depend on more than the input at the same place.
+    """
+    if open_runs() or model._points.permanent.steps:
+        return []
+    root = model._points.root
+    names = [name for name, each in root.named_modules() if type(each) in _elementwise() and not _is_hooked(each)]
+    return [pair for name in names for pair in _hooks(name)]
+
+
+def _hooks(name: str) -> list[tuple[str, Any]]:
+    given: list[Tensor] = []  # a module may be called several times
+
+    def note(x: Tensor) -> None:
+        given.append(x)
+
+    def replace(y: Tensor) -> Tensor | None:
+        x = given.pop()
+        if not (x.requires_grad and y.requires_grad and x.shape == y.shape):
+            return None
+        (derivative,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        return _Product.apply(x, y.detach(), derivative)
+
+    return [(f"{name}.input", note), (name, replace)]
+
+
+class _Product(torch.autograd.Function):
+    """A known output, whose gradient is the product with a known derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, _x: Tensor, y: Tensor, derivative: Tensor) -> Tensor:
+        ctx.save_for_backward(derivative)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * ctx.saved_tensors[0], None, None
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether somebody else has torch hooks on a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+@cache
+def _elementwise() -> frozenset[type[nn.Module]]:
+    """The classes of modules that apply the same function of one number to every element."""
+    from transformers.activations import ACT2CLS
+
+    found = (each[0] if isinstance(each, tuple) else each for each in ACT2CLS.values())
+    return frozenset({*(each for each in found if isinstance(each, type)), nn.Tanh, nn.ELU, nn.Softplus})
