@@ -254,6 +254,8 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
     if not is_for_reading and not x.is_contiguous() and _overlaps(x):
         return None  # several elements in one place: nobody could write to one of them
     storage = x.untyped_storage()
+    if getrefcount(x) <= references and _use_count(storage._cdata) == _ONE_TENSOR:
+        return _lazy_clone(x)  # new, and nobody else has it or its memory
     if not storage.resizable():  # there is a numpy array of it
         return None
     if not is_ours:
@@ -266,7 +268,7 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
             is_known = False  # a few copies cost less than to find out
         elif outside.storages is None and _use_count(storage._cdata) == _ONE_TENSOR:
             # No other tensor has this memory. To look at the memory of all parameters would take long.
-            is_known = getrefcount(x) <= references or id(x) not in (outside.tensors or outside.find_tensors())
+            is_known = id(x) not in (outside.tensors or outside.find_tensors())
         else:
             is_known = id(storage) not in (outside.storages or outside.find())
         if not is_known and not _is_cow(x):
@@ -274,11 +276,16 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
     if not (_sharing.acquire(False) or _sharing.acquire(timeout=0.01)):
         return None
     try:
+        return _lazy_clone(x)
+    finally:
+        _sharing.release()
+
+
+def _lazy_clone(x: Tensor) -> Tensor | None:
+    try:
         return torch._lazy_clone(x)
     except RuntimeError:  # memory that torch does not own: from numpy, shared with a process, mapped from a file
         return None
-    finally:
-        _sharing.release()
 
 
 def _copied(x: Tensor) -> Tensor:
