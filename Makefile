@@ -7,13 +7,18 @@ READY := $(VENV)/.ready
 ORDER := $(if $(SEED),--randomly-seed=$(SEED) --randomly-dont-reset-seed,-p no:randomly)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal $(ORDER)
 export OMP_NUM_THREADS = 1
+unexport PYTHONDONTWRITEBYTECODE   # pytest keeps the tests as it compiles them: seconds in each worker
 
-.PHONY: demo test test-all lint docs site notebooks bench matrix changelog dist train-check clean
+.PHONY: demo test test-all quick-tests lint docs site notebooks bench matrix changelog dist train-check clean
 
 demo: $(READY)
 	$(BIN)/hookline demo
 
-test: $(READY) lint
+# Beside each other: mypy, without a cache, takes as long as a tenth of the tests, and has one core only.
+test: $(READY)
+	$(MAKE) --no-print-directory -j 2 lint quick-tests
+
+quick-tests: $(READY)
 	$(PYTEST) -m "not slow"
 
 test-all: $(READY) $(VENV)/.real $(VENV)/.site lint

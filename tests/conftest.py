@@ -10,6 +10,7 @@ import shape_checks
 import torch
 from torch import nn
 
+gc.disable()  # until all tests are collected: almost everything that imports make stays
 shape_checks.install()
 
 import devices  # noqa: E402
@@ -34,10 +35,26 @@ def pytest_configure(config) -> None:
 def pytest_collection_modifyitems(items) -> None:
     for item in items:
         for mark in item.iter_markers("quick_for"):
-            if not {*mark.args} & {*item.callspec.id.split("-")}:
+            if not {*mark.args} & _ids(item):
                 item.add_marker(pytest.mark.slow)
         if devices.DEVICE.type != "cpu" and (mark := item.get_closest_marker("on_cpu")):
             item.add_marker(pytest.mark.skip(reason=mark.kwargs.get("reason", "it is about memory of the CPU")))
+
+
+def _ids(item) -> set[str]:
+    """The parameters of a test, as its id has them."""
+    return {*item.callspec.id.split("-")}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector, name):
+    """Refuse words of `quick_for` that no variant of a test has, or all of it would run in `make test-all` only."""
+    made = yield
+    variants = [item for item in made if isinstance(item, pytest.Function)] if isinstance(made, list) else []
+    for mark in variants[0].iter_markers("quick_for") if variants else ():
+        if unknown := {*mark.args} - set().union(*map(_ids, variants)):
+            raise collector.CollectError(f"quick_for of {name}: no variant has {', '.join(sorted(unknown))}")
+    return made
 
 
 @pytest.fixture
@@ -47,15 +64,20 @@ def device() -> torch.device:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the garbage collector need not look at it again after every test."""
+    """What was imported stays: the garbage collector need not look at it again, nor after every 700 objects."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
+    gc.enable()
 
 
 def seed() -> None:
     random.seed(0)
     numpy.random.seed(0)
-    torch.manual_seed(0)
+    if devices.DEVICE.type == "cpu":
+        torch.default_generator.manual_seed(0)  # torch.manual_seed notes the stack for each other kind of device
+    else:
+        torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -81,14 +81,14 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     shaped = {key: note for key, note in notes.items() if isinstance(note, str) and _SHAPED.search(note)}
     if not shaped or inspect.isgeneratorfunction(function):
         return function
-    signature = inspect.signature(function)
+    arguments = _arguments_of(inspect.signature(function))
     space, resolved = inspect.unwrap(function).__globals__, dict[str, Any]()  # type: ignore[attr-defined]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not resolved:
             resolved.update((key, eval(note, space)) for key, note in shaped.items())
-        given = signature.bind(*args, **kwargs).arguments
+        given = arguments(args, kwargs)
         push_shape_memo(given)
         try:
             wrong = [_wrong(function, key, given[key], hint) for key, hint in resolved.items() if key in given]
@@ -110,6 +110,15 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _arguments_of(signature: inspect.Signature) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """What tells the arguments of a call by name; `Signature.bind` would take longer than the checks."""
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        return lambda args, kwargs: signature.bind(*args, **kwargs).arguments
+    names = tuple(signature.parameters)
+    return lambda args, kwargs: dict(zip(names, args, strict=False)) | kwargs
+
+
 def _wrong(function: Callable[..., Any], key: str, value: Any, hint: Any) -> str | None:
     if _fits(value, hint):
         return None
@@ -125,9 +134,9 @@ def _raise(wrong: list[str | None], cause: Exception | None = None) -> None:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value is what a hint says, as far as tensors with shapes are concerned."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         return isinstance(value, hint)
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, part) for part in parts)
     if origin is tuple and isinstance(value, tuple) and Ellipsis not in parts and len(parts) == len(value):

@@ -38,9 +38,11 @@ def run(worker: Callable[..., Any], processes: int, *args: Any, is_lost: bool = 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # imports what takes seconds once for all
+    context.set_forkserver_preload(["torch.distributed.tensor", "transformers.models.llama.modeling_llama"])
     answers = context.SimpleQueue()
-    multiprocessing.spawn(_process, (processes, port, answers, worker, args, is_lost), nprocs=processes)
+    given = (processes, port, answers, worker, args, is_lost)
+    multiprocessing.start_processes(_process, given, nprocs=processes, start_method="forkserver")
     found = []
     while not answers.empty():
         found.append(answers.get())

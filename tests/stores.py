@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,6 +31,21 @@ def texts(count: int = 30) -> list[str]:
 
 def harvested(model: HookedModel, path: Path | str, count: int = 30, **changes: Any) -> Store:
     return hookline.harvest(model, texts(count), POINTS, path, **{**OPTIONS, **changes})
+
+
+def copied(path: Path) -> Path:
+    """A store of the tiny model at a path, as `harvested` makes it: made once, and copied."""
+    for name, content in _harvested_once().items():
+        path.mkdir(exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+@cache
+def _harvested_once() -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        harvested(tinyworld(), Path(folder) / "store")
+        return {each.name: each.read_bytes() for each in (Path(folder) / "store").iterdir()}
 
 
 def files(path: Path) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stores import harvested, tinyworld
+from stores import copied
 from test_docs import BLOCK, matches, read
 from typer.testing import CliRunner
 
@@ -38,7 +38,7 @@ COMMANDS = {
 def here(tmp_path, monkeypatch) -> Path:
     """A folder with a script and a store, in which the test runs."""
     (tmp_path / "script.py").write_text("from transformer_lens import HookedTransformer\n")
-    harvested(tinyworld(), tmp_path / "store")
+    copied(tmp_path / "store")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -184,7 +184,7 @@ def test_a_reader_that_leaves_early(tmp_path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full is Linux's")
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_output_that_cannot_be_written(more, tmp_path) -> None:
-    (tmp_path / "a.py").write_text("import transformer_lens\n")
+    (tmp_path / "a.py").write_text("import numpy\n")  # what is ours would be imported, which takes seconds
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [*PROGRAM, "migrate", str(tmp_path), *more], stdout=full, stderr=subprocess.PIPE, text=True
@@ -212,6 +212,7 @@ def test_an_interrupt(more, tmp_path) -> None:
             assert said == "error: interrupted\n"
 
 
+@pytest.mark.quick_for("ascii")
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_utf_8(encoding, tmp_path) -> None:
     (tmp_path / "a.py").write_text("from transformer_lens import HookedTransformer  # … – Ω\n", encoding="utf-8")

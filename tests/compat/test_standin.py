@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import forked
 
 SRC = Path(__file__).parents[2] / "src"
 SHIM = Path(__file__).parents[2] / "packages" / "transformer-lens" / "src"
@@ -39,8 +40,14 @@ assert ours.__spec__.name == "hookline.compat.transformer_lens"
 """
 
 
+MAIN = "import runpy; runpy.run_module('hookline.compat.transformer_lens', run_name='__main__', alter_sys=True)"
+BAD = [(), ("-m",), ("-x",), ("missing.py",)]
+FORKED = (*((MAIN, each) for each in BAD), (INSTALL + CHECKS + "install()\n" + CHECKS, ()))
+
+
 def test_every_path_gives_the_same_objects() -> None:
-    ok(INSTALL + CHECKS + "install()\n" + CHECKS)
+    done = forked(FORKED)[-1]
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
@@ -113,8 +120,8 @@ def test_a_module_runs_with_its_arguments_and_exit_code(script: Path) -> None:
     assert done.stdout.strip() == "__main__ ['4'] hookline.compat.transformer_lens"
 
 
-@pytest.mark.parametrize("arguments", [(), ("-m",), ("-x",), ("missing.py",)])
+@pytest.mark.parametrize("arguments", BAD)
 def test_bad_arguments_end_with_a_message(arguments: tuple[str, ...]) -> None:
-    done = run(*RUN, *arguments)
+    done = forked(FORKED)[BAD.index(arguments)]
     assert done.returncode == 2
     assert done.stderr

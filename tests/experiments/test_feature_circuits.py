@@ -46,7 +46,7 @@ def test_scores_at_a_point_sum_to_attribution_patching(models, kind, steps) -> N
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_edges_from_a_node_sum_to_its_score(models, kind) -> None:
-    given = models[kind], tokens(0, rows=2), tokens(1, rows=2), METRIC
+    given = models[kind], tokens(0, rows=2, length=3), tokens(1, rows=2, length=3), METRIC
     for by_position in (False, True):
         scores = feature_circuits.feature_scores(*given, three_saes(models[kind]), by_position=by_position, check=0)
         edges = feature_circuits.feature_edges(*given, scores, three_saes(models[kind]), most=10_000)

@@ -70,7 +70,7 @@ SWEEPS = [
 def test_a_sweep_is_a_loop_over_runs_with_a_hook(architecture: str, kind: str, over: tuple[str, ...]) -> None:
     make = tiny_models.encoder if architecture == "bert" else tiny_models.causal_lm
     model: Any = hookline.hook(make(architecture).eval())
-    clean, corrupted = rows(0), rows(1)
+    clean, corrupted = rows(0, length=6), rows(1, length=6)
     corrupted[:, :2] = clean[:, :2]
     result = patching.sweep(model, clean, corrupted, difference, points=kind, over=over)
     expected = one_by_one(model, clean, corrupted, difference, kind, result)

@@ -35,7 +35,7 @@ def same(one, two) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_finds_what_is_there(truth, activations, kind, tmp_path) -> None:
-    training = quick(activations, kind, steps=1500, lr=3e-3, **KINDS[kind])
+    training = quick(activations, kind, steps=800, lr=6e-3, **KINDS[kind])
     sae = training.sae
     near = (truth @ sae.W_dec.detach().T).max(1).values
     assert (near > 0.9).float().mean() > FOUND.get(kind, 0.8), near

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stores import OPTIONS, POINTS, edit_manifest, files, harvested, same_rows, texts, tinyworld
+from stores import OPTIONS, POINTS, copied, edit_manifest, files, harvested, same_rows, texts, tinyworld
 from tiny_models import causal_lm
 from typer.testing import CliRunner
 
@@ -30,9 +30,8 @@ def model():
 
 
 @pytest.fixture
-def path(model, tmp_path):
-    harvested(model, tmp_path / "store")
-    return tmp_path / "store"
+def path(tmp_path):
+    return copied(tmp_path / "store")
 
 
 SHARD = "000001.safetensors"

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.on_cpu(reason="its processes are on the CPU")
 
 def short_path(folder: str) -> dict[str, object]:
     """What one process of two finds on one model: `test_a_tensor_parallel_model` says what it must be."""
-    whole, sharded = pair("llama", folder)
+    whole, sharded = pair("llama", folder, num_hidden_layers=2)
     found: dict[str, object] = {"differences": list(sharded_models.differences(whole, sharded))}
     with torch.no_grad():
         native = "model.layers.1.mlp.down_proj.input"

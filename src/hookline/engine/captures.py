@@ -96,8 +96,8 @@ class _Event:
         return partial(_computed, formula.function, [self._place(each) for each in formula.arguments], functions)
 
     def _is_known(self, argument: Any) -> bool:
-        is_tensor = isinstance(argument, Site | Lens)
-        return not is_tensor or argument == self.lens or argument in self._recorder.places
+        is_there = argument == self.lens or argument in self._recorder.places
+        return is_there or not isinstance(argument, Site | Lens)  # which takes longest, so it comes last
 
     def _is_own(self, argument: Any) -> bool:
         """Whether it is the tensor of this event."""

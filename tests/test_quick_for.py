@@ -1,0 +1,22 @@
+"""The mark `quick_for`: a word that no variant of a test has is an error, not a test that never runs."""
+
+import pytest
+
+
+def collected(item: pytest.Function) -> list[pytest.Function]:
+    """What the conftest makes of the variants of a test: here, of one."""
+    plugins = item.config.pluginmanager.get_plugins()
+    check = next(each for each in plugins if hasattr(each, "_ids")).pytest_pycollect_makeitem(item.parent, item.name)
+    next(check)
+    with pytest.raises(StopIteration) as made:
+        check.send([item])
+    return made.value.value
+
+
+@pytest.mark.quick_for("one")
+@pytest.mark.parametrize("word", ["one"])
+def test_a_word_that_no_variant_has(word, request) -> None:
+    assert collected(request.node) == [request.node]
+    request.node.add_marker(pytest.mark.quick_for("two"))
+    with pytest.raises(pytest.Collector.CollectError, match=r"no variant has two"):
+        collected(request.node)
