@@ -7,7 +7,7 @@ import torch
 
 from hookline.compat.transformer_lens import HookedTransformer, HookedTransformerConfig
 from hookline.compat.transformer_lens.checkpoints import find_checkpoint, get_checkpoint_labels
-from hookline.compat.transformer_lens.published import published_name
+from hookline.compat.transformer_lens.published import from_mingpt, published_name
 from hookline.errors import HooklineError
 
 TOKENS = torch.arange(3, 17).view(2, 7)
@@ -94,3 +94,52 @@ def test_a_model_that_is_not_cached(cached) -> None:
 def test_the_older_format_is_refused() -> None:
     with pytest.raises(HooklineError, match="SoLU_2L_v10_old has an older format"):
         HookedTransformer.from_pretrained("solu-2l-pile", device="cpu")
+
+
+def _mingpt(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of a small model as minGPT saves them."""
+    found = {"tok_emb.weight": state["embed.W_E"], "pos_emb": state["pos_embed.W_pos"][None]}
+    found |= {"head.weight": state["unembed.W_U"].T}
+    for name in ("ln_final", "blocks.0.ln1", "blocks.0.ln2", "blocks.1.ln1", "blocks.1.ln2"):
+        theirs = name.replace("ln_final", "ln_f")
+        found |= {f"{theirs}.weight": state[f"{name}.w"], f"{theirs}.bias": state[f"{name}.b"]}
+    for block in ("blocks.0", "blocks.1"):
+        for letter, name in (("Q", "query"), ("K", "key"), ("V", "value")):
+            heads = state[f"{block}.attn.W_{letter}"]  # a linear layer: rows are outputs, head after head
+            found[f"{block}.attn.{name}.weight"] = torch.cat([head.T for head in heads])
+            found[f"{block}.attn.{name}.bias"] = torch.cat(list(state[f"{block}.attn.b_{letter}"]))
+        found[f"{block}.attn.proj.weight"] = torch.cat([head.T for head in state[f"{block}.attn.W_O"]], dim=1)
+        found[f"{block}.attn.proj.bias"] = state[f"{block}.attn.b_O"]
+        for index, side in ((0, "in"), (2, "out")):
+            found[f"{block}.mlp.{index}.weight"] = state[f"{block}.mlp.W_{side}"].T
+            found[f"{block}.mlp.{index}.bias"] = state[f"{block}.mlp.b_{side}"]
+    return found
+
+
+def test_weights_of_mingpt() -> None:
+    """`othello-gpt` is published with minGPT's names; its unembedding has no bias."""
+    cfg = HookedTransformerConfig(**CONFIG, act_fn="gelu", seed=4)
+    model = HookedTransformer(cfg)
+    for name, parameter in model.named_parameters():
+        if not name.endswith("b_U"):
+            torch.nn.init.normal_(parameter)
+    state = model.state_dict()
+    found = from_mingpt(_mingpt(state), cfg)
+    assert found.keys() == {name for name in state if not name.endswith(("mask", "IGNORE"))}
+    assert all(torch.equal(value, state[name]) for name, value in found.items())
+
+
+def test_a_published_model_of_mingpt(cached, tmp_path) -> None:
+    del cached
+    folder = tmp_path / "models--Baidicoot--Othello-GPT-Transformer-Lens"
+    snapshot = folder / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    config = CONFIG | {"act_fn": "gelu", "attn_only": False, "normalization_type": "LN", "architecture": "mingpt"}
+    (snapshot / "config.json").write_text(json.dumps(config))
+    model = HookedTransformer(HookedTransformerConfig(**CONFIG, act_fn="gelu", normalization_type="LN", seed=4))
+    torch.save(_mingpt(model.state_dict()), snapshot / "synthetic_final.pth")
+    found = HookedTransformer.from_pretrained_no_processing("othello-gpt", device="cpu")
+    assert torch.equal(found(TOKENS), model(TOKENS))
+    assert found.cfg.original_architecture == "mingpt"
