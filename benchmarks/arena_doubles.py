@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 WORDS = ("the", "a", "cat", "dog", "sun", "rain", "old", "small", "red", "said", "ran", "saw", "tree", "house", "went")
+DEMO: Path = globals()["DEMO"]  # given by demo_cells.py
 STEPS = int(os.environ.get("ARENA_STEPS", "150"))
 
 
@@ -82,8 +83,8 @@ def autoencoders() -> None:
         made = autoencoder(sae_lens, release, sae_id)
         draw = torch.Generator().manual_seed(zlib.crc32(f"{release} {sae_id}".encode()))
         for name, parameter in made.named_parameters():
-            spread = 0.01 if "threshold" in name else 0.1
-            parameter.data = torch.randn(parameter.shape, generator=draw).mul(spread)
+            center, spread = (2.0, 0.01) if "threshold" in name else (0.0, 0.1)  # few features are active
+            parameter.data = torch.randn(parameter.shape, generator=draw) * spread + center
         made.cfg.device = str(device)
         return made.to(device=device, dtype=getattr(torch, str(dtype).removeprefix("torch.")))
 
@@ -117,10 +118,31 @@ def autoencoder(sae_lens: Any, release: str, sae_id: str) -> Any:
         dataset_path="NeelNanda/pile-10k", sae_lens_training_version=None,
     )  # fmt: skip
     features = int(next(iter(re.findall(r"hook_resid_pre_(\d+)", sae_id)), 1536))
-    sizes = {"d_in": width, "d_sae": min(features, 24_576), "metadata": metadata, "apply_b_dec_to_input": True}
+    sizes = {"d_in": width, "d_sae": min(features, 24_576), "metadata": metadata, "apply_b_dec_to_input": out is None}
     config = getattr(sae_lens, f"{kind}SAEConfig", None) or getattr(sae_lens, f"{kind}Config")
     owner = getattr(sae_lens, f"{kind}SAE", None) or getattr(sae_lens, kind)
     return owner(config(**sizes, **more))
+
+
+def transcoders() -> None:
+    """Random transcoders for circuit-tracer's replacement of gemma-2-2b."""
+    if "circuit" not in DEMO.parent.name:
+        return
+    from circuit_tracer.replacement_model import replacement_model as replacement
+    from circuit_tracer.transcoder import SingleLayerTranscoder, TranscoderSet
+    from circuit_tracer.transcoder.activation_functions import TopK
+
+    def load_transcoder_from_hub(*_: Any, dtype: torch.dtype = torch.float32, **__: Any) -> Any:
+        layers = {}
+        for layer in range(26):
+            made = SingleLayerTranscoder(64, 16_384, TopK(1), layer, dtype=dtype)
+            draw = torch.Generator().manual_seed(layer)
+            for parameter in made.parameters():
+                parameter.data = torch.randn(parameter.shape, generator=draw) * 0.1
+            layers[layer] = made
+        return TranscoderSet(layers, "ln2.hook_normalized", "hook_mlp_out", scan="random"), {}
+
+    replacement.load_transcoder_from_hub = load_transcoder_from_hub
 
 
 def sizes() -> None:
@@ -168,5 +190,5 @@ def plots() -> None:
 
 
 os.environ |= {"HF_TOKEN": "none", "OPENAI_API_KEY": "none"}
-for each in (hub, progress_bars, datasets, autoencoders, sizes, plots):
+for each in (hub, progress_bars, datasets, autoencoders, transcoders, sizes, plots):
     each()
