@@ -83,8 +83,10 @@ def autoencoders() -> None:
         made = autoencoder(sae_lens, release, sae_id)
         draw = torch.Generator().manual_seed(zlib.crc32(f"{release} {sae_id}".encode()))
         for name, parameter in made.named_parameters():
-            center, spread = (2.0, 0.01) if "threshold" in name else (0.0, 0.1)  # few features are active
+            center, spread = (2.0, 0.01) if "threshold" in name else (0.0, 0.1)
             parameter.data = torch.randn(parameter.shape, generator=draw) * spread + center
+        dead = torch.arange(made.cfg.d_sae) % (made.cfg.d_sae // 24) != 9  # few features are ever active
+        made.W_enc.data[:, dead], made.b_enc.data[dead] = 0.0, -1.0
         made.cfg.device = str(device)
         return made.to(device=device, dtype=getattr(torch, str(dtype).removeprefix("torch.")))
 
@@ -117,8 +119,13 @@ def autoencoder(sae_lens: Any, release: str, sae_id: str) -> Any:
         hook_head_index=None, hook_layer=layer, neuronpedia_id=f"double/{layer}", model_from_pretrained_kwargs={},
         dataset_path="NeelNanda/pile-10k", sae_lens_training_version=None,
     )  # fmt: skip
-    features = int(next(iter(re.findall(r"hook_resid_pre_(\d+)", sae_id)), 1536))
-    sizes = {"d_in": width, "d_sae": min(features, 24_576), "metadata": metadata, "apply_b_dec_to_input": out is None}
+    features = int(next(iter(re.findall(r"hook_resid_pre_(\d+)", sae_id)), 24_576))
+    sizes = {
+        "d_in": width,
+        "d_sae": min(features, 24_576 if width == 192 else 4096),
+        "metadata": metadata,
+        "apply_b_dec_to_input": out is None,
+    }
     config = getattr(sae_lens, f"{kind}SAEConfig", None) or getattr(sae_lens, f"{kind}Config")
     owner = getattr(sae_lens, f"{kind}SAE", None) or getattr(sae_lens, kind)
     return owner(config(**sizes, **more))

@@ -81,7 +81,7 @@ def data(home: Path) -> None:
     full = {"state_dicts": [states[step % 5] for step in range(501)], "epochs": list(range(0, 50_100, 100)), **losses}
     save(home, "callummcdougall/grokking_full_run_data", "full_run_data.pth", full)
     name = "gpt2-small-layer-8-mlp-transcoder-folded-b_dec_out/log_sparsity.pt"
-    save(home, "callummcdougall/arena-demos-transcoder", name, -5 * torch.rand(1536))
+    save(home, "callummcdougall/arena-demos-transcoder", name, -5 * torch.rand(24_576))
     othello = {
         "tokens.pt": torch.randint(1, 61, (64, 59)),
         "target_logits.pt": torch.randn(64, 59, 61),

@@ -44,7 +44,7 @@ def by_hand(scale: Tensor) -> Tensor:
 
 
 def with_hookline(scale: Tensor) -> Tensor:
-    with HOOKED.hooks([("second.input", lambda _x, hook: scale * torch.ones(2, 4))]):  # noqa: ARG005
+    with HOOKED.hooks([("second.input", lambda _x, hook: scale * torch.ones(2, 4))]):
         return HOOKED(X)
 
 
@@ -78,7 +78,7 @@ def test_writes_in_place_reach_the_caller(inference) -> None:
 
     def found(x: Tensor) -> Tensor:
         model = hookline.hook(InPlace())
-        with model.hooks([("relu.input", lambda value, hook: value - 1)]):  # noqa: ARG005
+        with model.hooks([("relu.input", lambda value, hook: value - 1)]):
             return model(x)
 
     with torch.inference_mode(inference):
@@ -89,7 +89,7 @@ def test_writes_in_place_reach_the_caller(inference) -> None:
 def test_the_gradient_through_a_write_in_place() -> None:
     def found(x: Tensor) -> Tensor:
         model = hookline.hook(InPlace())
-        with model.hooks([("relu.input", lambda value, hook: value - 1)]):  # noqa: ARG005
+        with model.hooks([("relu.input", lambda value, hook: value - 1)]):
             return model(x).sum()
 
     torch.testing.assert_close(torch.func.grad(found)(X), 2.0 * (2 * X > 1))
