@@ -120,12 +120,8 @@ def autoencoder(sae_lens: Any, release: str, sae_id: str) -> Any:
         dataset_path="NeelNanda/pile-10k", sae_lens_training_version=None,
     )  # fmt: skip
     features = int(next(iter(re.findall(r"hook_resid_pre_(\d+)", sae_id)), 24_576))
-    sizes = {
-        "d_in": width,
-        "d_sae": min(features, 24_576 if width == 192 else 4096),
-        "metadata": metadata,
-        "apply_b_dec_to_input": out is None,
-    }
+    most = 24_576 if width == 192 else 4096
+    sizes = {"d_in": width, "d_sae": min(features, most), "metadata": metadata, "apply_b_dec_to_input": out is None}
     config = getattr(sae_lens, f"{kind}SAEConfig", None) or getattr(sae_lens, f"{kind}Config")
     owner = getattr(sae_lens, f"{kind}SAE", None) or getattr(sae_lens, kind)
     return owner(config(**sizes, **more))
