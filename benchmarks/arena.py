@@ -22,8 +22,12 @@ HERE = Path(__file__).resolve().parent
 PACKAGES = ["scikit-learn", "networkx", "tabulate", "rich", "openai", "torchinfo", "umap-learn", "hdbscan", "nbformat",
             "peft", "ipywidgets", "jaxtyping", "importlib-metadata", "frozendict"]  # fmt: skip
 """What the course imports, besides the packages of `stack.py`; circuitsvis and sae-vis without their requirements."""
-SHORTEN = ["epochs|max_steps_per_epoch|steps|total_training_steps|n_epochs|max_new_tokens=4", "N_SAMPLES|num_games=96"]
-STEPS = {"part33": 4, "part42": 30, "part52": 8, "part53": 12, "part54": 20, "part5_": 8, "part6_": 12, "part7_": 20}
+SHORTEN = [
+    "epochs|max_steps_per_epoch|steps|total_training_steps|n_epochs|max_new_tokens=4",
+    *("N_SAMPLES|num_games=96", "N=8"),
+]
+STEPS = {"part1_": 20, "part33": 4, "part41": 12, "part42": 30, "part52": 8, "part53": 12, "part54": 20, "part5_": 8, "part6_": 12, "part7_": 20,
+         "part3_": 12}  # fmt: skip
 """The number of steps of loops with a progress bar, where they are many."""
 WIDE = "part1_"
 """The part whose exercises expect the width of GPT-2."""

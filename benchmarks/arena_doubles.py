@@ -148,6 +148,15 @@ def transcoders() -> None:
     replacement.load_transcoder_from_hub = load_transcoder_from_hub
 
 
+def gradients() -> None:
+    """Tests of one part turn gradients off for good; its later sections, written for a new kernel, need them."""
+    original = torch.set_grad_enabled
+    if "circuit" in DEMO.parent.name:
+        torch.set_grad_enabled = lambda mode: original(  # type: ignore[assignment, misc]
+            mode or sys._getframe(1).f_code.co_filename.endswith("tests.py")
+        )
+
+
 def sizes() -> None:
     """TransformerLens reads sizes that it has in a table from the config on the hub instead."""
     from transformer_lens import loading_from_pretrained as loading
@@ -193,5 +202,5 @@ def plots() -> None:
 
 
 os.environ |= {"HF_TOKEN": "none", "OPENAI_API_KEY": "none"}
-for each in (hub, progress_bars, datasets, autoencoders, transcoders, sizes, plots):
+for each in (hub, progress_bars, datasets, autoencoders, transcoders, gradients, sizes, plots):
     each()

@@ -38,7 +38,7 @@ def main(home: Path) -> None:
     torch.manual_seed(0)
     gpt2 = tokenizer(bos_token=END, eos_token=END, unk_token=END, model_max_length=1024)
     for where, width in ((home, 192), (home / "wide", 768)):
-        put(where, "gpt2", GPT2LMHeadModel(GPT2Config(n_embd=width, **BOTH_ENDS, n_ctx=1024)), gpt2)
+        put(where, "gpt2", copying(GPT2LMHeadModel(GPT2Config(n_embd=width, **BOTH_ENDS, n_ctx=1024))), gpt2)
     shutil.copytree(home / "hub" / "models--gpt2", home / "hub" / "models--openai-community--gpt2", dirs_exist_ok=True)
     put(home, "EleutherAI/gpt-neox-20b", AutoConfig.for_model("gpt_neox"), gpt2)
     stories = GPTNeoConfig(**STORIES | {"num_layers": 1, "attention_types": [[["global"], 1]]}, **BOTH_ENDS)
@@ -50,6 +50,14 @@ def main(home: Path) -> None:
         put(home, name, AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **GEMMA | sizes | ends)), words)
     own_formats(home)
     data(home)
+
+
+def copying(model: GPT2LMHeadModel) -> GPT2LMHeadModel:
+    """A model whose first layer copies tokens, so that a metric is not a difference of nearly equal numbers."""
+    attention, width = model.transformer.h[0].attn, model.config.n_embd
+    for weight in (attention.c_attn.weight[:, 2 * width :], attention.c_proj.weight):
+        weight.data += 3 * torch.eye(width)
+    return model
 
 
 def own_formats(home: Path) -> None:

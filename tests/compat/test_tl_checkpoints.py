@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hookline.compat.transformer_lens import HookedTransformer, HookedTransformerConfig
+from hookline.compat.transformer_lens.aliases import get_official_model_name
 from hookline.compat.transformer_lens.checkpoints import find_checkpoint, get_checkpoint_labels
 from hookline.compat.transformer_lens.published import from_mingpt, published_name
 from hookline.errors import HooklineError
@@ -50,6 +51,31 @@ def test_models_whose_checkpoints_are_not_known() -> None:
 
 def test_names_of_older_models() -> None:
     assert published_name("solu-2l-pile") == published_name("solu-2l-old") == "NeelNanda/SoLU_2L_v10_old"
+
+
+@pytest.mark.parametrize(
+    ("short", "official"),
+    [
+        ("tiny-stories-1L-21M", "roneneldan/TinyStories-1Layer-21M"),
+        ("tiny-stories-instruct-33M", "roneneldan/TinyStories-Instruct-33M"),
+        ("stanford-gpt2-medium-e", "stanford-crfm/eowyn-gpt2-medium-x777"),
+        ("gpt2-mistral-small-c", "stanford-crfm/caprica-gpt2-small-x81"),
+        ("darkmatter-gpt2-small-x343", "stanford-crfm/darkmatter-gpt2-small-x343"),
+        ("qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("qwen-1.8b-chat", "Qwen/Qwen-1_8B-Chat"),
+        ("qwen3-0.6b-base", "Qwen/Qwen3-0.6B-Base"),
+        ("Qwen/Qwen2-7B", "Qwen/Qwen2-7B"),
+        ("yi-6b-chat", "01-ai/Yi-6B-Chat"),
+        ("olmo-3.1-32b-think", "allenai/Olmo-3.1-32B-Think"),
+        ("mistral-nemo-base-2407", "mistralai/Mistral-Nemo-Base-2407"),
+        ("stablelm-tuned-7b", "stabilityai/stablelm-tuned-alpha-7b"),
+        ("pythia-v0", "EleutherAI/pythia-70m-v0"),
+        ("opt-xxl", "facebook/opt-13b"),
+        ("medgemma-4b-it", "google/medgemma-4b-it"),
+    ],
+)
+def test_short_names(short, official) -> None:
+    assert get_official_model_name(short) == official
 
 
 @pytest.fixture
