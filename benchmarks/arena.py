@@ -26,8 +26,8 @@ SHORTEN = [
     "epochs|max_steps_per_epoch|steps|total_training_steps|n_epochs|max_new_tokens=4",
     *("N_SAMPLES|num_games=96", "N=8"),
 ]
-STEPS = {"part1_": 20, "part33": 4, "part41": 12, "part42": 30, "part52": 8, "part53": 12, "part54": 20, "part5_": 8, "part6_": 12, "part7_": 20,
-         "part3_": 12}  # fmt: skip
+STEPS = {"part1_": 20, "part33": 4, "part41": 12, "part42": 30, "part52": 8, "part53": 12, "part54": 20,
+         "part3_": 12, "part5_": 8, "part6_": 12, "part7_": 20, "training": 20}  # fmt: skip
 """The number of steps of loops with a progress bar, where they are many."""
 WIDE = "part1_"
 """The part whose exercises expect the width of GPT-2."""
@@ -92,7 +92,8 @@ def run(folder: Path, home: Path, name: str, demo: Path, given: argparse.Namespa
     if name == "there" and results.exists() and not given.again:
         return next(iter(json.loads(results.read_text(encoding="utf-8")).values()))
     home = home / "wide" if demo.parent.name.startswith(WIDE) else home
-    steps = next((number for part, number in STEPS.items() if demo.parent.name.startswith(part)), 150)
+    names = (demo.parent.name, demo.name)
+    steps = next((number for part, number in STEPS.items() if any(name.startswith(part) for name in names)), 150)
     env = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "ARENA_STEPS": str(steps)}
     stand_in = ["-m", "hookline.compat.transformer_lens"] if name == "here" else []
     command = [folder / name / "bin" / "python", *stand_in, HERE / "demo_cells.py", demo, "--limit", given.limit]
