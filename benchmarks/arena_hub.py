@@ -44,7 +44,7 @@ def main(home: Path) -> None:
     stories = GPTNeoConfig(**STORIES | {"num_layers": 1, "attention_types": [[["global"], 1]]}, **BOTH_ENDS)
     put(home, "roneneldan/TinyStories-1Layer-21M", GPTNeoForCausalLM(stories), gpt2)
     turns = {"additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"]}
-    words = tokenizer(bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", **turns)
+    words = tokenizer(bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", add_bos_token=True, **turns)
     ends = {f"{name}_token_id": words.convert_tokens_to_ids(f"<{name}>") for name in ("bos", "eos", "pad")}
     for name, (kind, sizes) in GEMMAS.items():
         put(home, name, AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **GEMMA | sizes | ends)), words)
