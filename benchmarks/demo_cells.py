@@ -174,7 +174,7 @@ def of_value(value: Any) -> list[float]:
     if isinstance(value, bool | int | float | np.ndarray | np.number):
         with contextlib.suppress(TypeError, ValueError):  # arrays of texts
             value = torch.as_tensor(np.asarray(value, dtype=float))
-    if not isinstance(value, torch.Tensor) or value.is_complex():
+    if not isinstance(value, torch.Tensor) or value.is_complex() or value.layout is not torch.strided:
         return []
     flat = value.detach().double().flatten()
     return [float(flat.numel()), *flat[:: max(1, flat.numel() // 40)].tolist()]
