@@ -7,8 +7,11 @@ that has TransformerLens, the same program says what passes there. FOLDER is a c
 `stack_hub.py` and `transformerlens_suite.py` make it. For each demo the table says how many cells pass, how many need a
 download (of weights, data or packages; or a variable of such a cell), and how many fail. Three things are
 changed: `%pip` and `!pip` lines do nothing, figures are made but not shown in a browser, and without a GPU "cuda" in
-the code is "cpu". `--replace OLD=NEW` changes the text of cells, for instance a number of training steps. It needs
-IPython, and what the demos import (circuitsvis, plotly, nbformat).
+the code is "cpu". `--replace OLD=NEW` changes the text of cells; `--shorten epochs|steps=3` makes numbers that are
+given to these names smaller. `--before FILE` runs a program before the cells, which may put stand-ins in the place of
+what cannot be downloaded. `--results FILE` writes what happened to each cell, and numbers of the variables that it
+sets, as JSON; random numbers are seeded before each cell. `arena.py` compares such files. It needs IPython, and what
+the demos import (circuitsvis, plotly, nbformat).
 """
 
 import argparse
@@ -19,7 +22,9 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import re
+import runpy
 import signal
 import sys
 import time
@@ -33,6 +38,9 @@ from typing import Any
 NO_NETWORK = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "DatasetNotFoundError", "ConnectionError", "URLError"}
 NO_NETWORK |= {"ConnectError", "RepositoryNotFoundError", "NeedsDownloadError", "gaierror", "MaxRetryError"}
 """Exceptions of programs that find no network."""
+
+Outcome = tuple[int, str, str, dict[str, list[float]]]
+"""The index of a cell, whether it passes, why not, and numbers of the variables that it sets."""
 
 
 class NeedsDownloadError(Exception):
@@ -49,47 +57,58 @@ def main() -> None:
     options.add_argument("demos", nargs="+", type=Path, metavar="DEMO")
     options.add_argument("--limit", type=int, default=120, help="seconds for a cell; a longer one fails (default 120)")
     options.add_argument("--replace", action="append", default=[], metavar="OLD=NEW", help="change the text of cells")
+    options.add_argument("--shorten", action="append", default=[], metavar="NAME|NAME=N", help="a smaller number")
+    options.add_argument("--before", type=Path, metavar="FILE", help="a program to run before the cells")
+    options.add_argument("--results", type=Path, metavar="FILE", help="write outcomes and numbers to this file")
     given = options.parse_args()
-    replaced = dict(each.split("=>") if "=>" in each else each.rsplit("=", 1) for each in given.replace)
+    given.replace = dict(each.split("=>") if "=>" in each else each.rsplit("=", 1) for each in given.replace)
+    found: dict[str, list[Outcome]] = {}
     print(f"{'demo':44}{'cells':>8}{'pass':>8}{'download':>10}{'fail':>8}", flush=True)
     for demo in given.demos:
         receiving, sending = multiprocessing.get_context("fork").Pipe(duplex=False)
-        process = multiprocessing.get_context("fork").Process(target=run, args=(demo, replaced, given.limit, sending))
+        process = multiprocessing.get_context("fork").Process(target=run, args=(demo, given, sending))
         process.start()
         sending.close()
-        report(demo, list(received(receiving)))
+        found[demo.as_posix()] = outcomes = list(received(receiving))
+        report(demo, outcomes)
         process.join()
+    if given.results is not None:
+        given.results.write_text(json.dumps(found), encoding="utf-8")
 
 
-def received(receiving: Any) -> Iterator[tuple[int, str, str]]:
+def received(receiving: Any) -> Iterator[Outcome]:
     """What a process says about its cells, until it ends."""
     with contextlib.suppress(EOFError):
         while True:
             yield receiving.recv()
 
 
-def report(demo: Path, outcomes: list[tuple[int, str, str]]) -> None:
+def report(demo: Path, outcomes: list[Outcome]) -> None:
     """Print the row of a demo, and the reasons of the cells that do not pass."""
     name = demo.stem if demo.suffix == ".ipynb" else f"{demo.parent.name}/{demo.stem}"
-    count = Counter(state for _, state, _ in outcomes)
+    count = Counter(state for _, state, _, _ in outcomes)
     print(f"{name:44}{len(outcomes):8}{count['pass']:8}{count['download']:10}{count['fail']:8}", flush=True)
-    for index, state, reason in outcomes:
+    for index, state, reason, _ in outcomes:
         if state != "pass":
             print(f"    cell {index}, {state}: {reason}", flush=True)
 
 
-def run(demo: Path, replaced: dict[str, str], limit: int, sending: Any) -> None:
+def run(demo: Path, given: argparse.Namespace, sending: Any) -> None:
     """Run the cells of a demo in this process, and send what happens to each."""
-    cells = read(demo, replaced)
+    cells = read(demo, given.replace, given.shorten)
+    before = given.before and given.before.resolve()
     os.chdir(demo.resolve().parent)
     sys.path[:0] = [str(demo.resolve().parent), str(demo.resolve().parent.parent)]
     shell = make_shell(demo)
+    if before is not None:
+        runpy.run_path(str(before), {"DEMO": demo})
     missing: dict[str, str] = {}
     quiet = io.StringIO()
     for index, cell in enumerate(cells):
         if not (names := defined(shell, cell)) and not has_code(shell, cell):
             continue
-        signal.alarm(limit)
+        seed()
+        signal.alarm(given.limit)
         with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
             error = attempt(shell, cell)
         signal.alarm(0)
@@ -99,7 +118,7 @@ def run(demo: Path, replaced: dict[str, str], limit: int, sending: Any) -> None:
             missing.pop(name, None)
             if state != "pass":
                 missing[name] = state
-        sending.send((index, state, reason))
+        sending.send((index, state, reason, numbers(shell.user_ns, names) if state == "pass" else {}))
 
 
 def attempt(shell: Any, cell: str) -> BaseException | None:
@@ -133,7 +152,35 @@ def judge(error: BaseException | None, missing: dict[str, str]) -> tuple[str, st
     return ("download" if kinds & NO_NETWORK or offline else "fail"), reason
 
 
-def read(demo: Path, replaced: dict[str, str]) -> list[str]:
+def seed() -> None:
+    """Start all random numbers anew, so that two libraries draw the same ones in a cell."""
+    import numpy as np
+    import torch
+
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+
+
+def numbers(variables: dict[str, Any], names: set[str]) -> dict[str, list[float]]:
+    """Some numbers of each variable with these names: its size, and up to 40 of its values."""
+    found = {name: of_value(variables.get(name)) for name in sorted(names)}
+    return {name: values for name, values in found.items() if values}
+
+
+def of_value(value: Any) -> list[float]:
+    """The number of elements of a tensor, an array or a number, and some of them; empty for everything else."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, bool | int | float | np.ndarray | np.number):
+        with contextlib.suppress(TypeError, ValueError):  # arrays of texts
+            value = torch.as_tensor(np.asarray(value, dtype=float))
+    if not isinstance(value, torch.Tensor) or value.is_complex() or value.layout is not torch.strided:
+        return []
+    flat = value.detach().double().flatten()
+    return [float(flat.numel()), *flat[:: max(1, flat.numel() // 40)].tolist()]
+
+
+def read(demo: Path, replaced: dict[str, str], shorten: list[str]) -> list[str]:
     """The code cells of a notebook or of a script."""
     text = demo.read_text(encoding="utf-8")
     if demo.suffix == ".ipynb":
@@ -148,7 +195,15 @@ def read(demo: Path, replaced: dict[str, str]) -> list[str]:
         replaced = replaced | {".cuda()": "", '"cuda"': '"cpu"', "'cuda'": "'cpu'"}
     for old, new in replaced.items():
         cells = [cell.replace(old, new) for cell in cells]
+    for each in shorten:
+        cells = [smaller(cell, *each.rsplit("=", 1)) for cell in cells]
     return cells
+
+
+def smaller(cell: str, names: str, most: str) -> str:
+    """A cell in which whole numbers that are given to these names are at most so large."""
+    number = re.compile(rf"\b((?:{names})(?:: int)? ?= ?)([0-9_]+)\b(?!\.)")
+    return number.sub(lambda found: found[1] + str(min(int(found[2]), int(most))), cell)
 
 
 def make_shell(demo: Path) -> Any:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from hookline.compat.transformer_lens import HookedTransformer, HookedTransformerConfig
+from hookline.compat.transformer_lens.aliases import get_official_model_name
 from hookline.compat.transformer_lens.checkpoints import find_checkpoint, get_checkpoint_labels
-from hookline.compat.transformer_lens.published import published_name
+from hookline.compat.transformer_lens.published import from_mingpt, published_name
 from hookline.errors import HooklineError
 
 TOKENS = torch.arange(3, 17).view(2, 7)
@@ -52,6 +53,31 @@ def test_names_of_older_models() -> None:
     assert published_name("solu-2l-pile") == published_name("solu-2l-old") == "NeelNanda/SoLU_2L_v10_old"
 
 
+@pytest.mark.parametrize(
+    ("short", "official"),
+    [
+        ("tiny-stories-1L-21M", "roneneldan/TinyStories-1Layer-21M"),
+        ("tiny-stories-instruct-33M", "roneneldan/TinyStories-Instruct-33M"),
+        ("stanford-gpt2-medium-e", "stanford-crfm/eowyn-gpt2-medium-x777"),
+        ("gpt2-mistral-small-c", "stanford-crfm/caprica-gpt2-small-x81"),
+        ("darkmatter-gpt2-small-x343", "stanford-crfm/darkmatter-gpt2-small-x343"),
+        ("qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("qwen-1.8b-chat", "Qwen/Qwen-1_8B-Chat"),
+        ("qwen3-0.6b-base", "Qwen/Qwen3-0.6B-Base"),
+        ("Qwen/Qwen2-7B", "Qwen/Qwen2-7B"),
+        ("yi-6b-chat", "01-ai/Yi-6B-Chat"),
+        ("olmo-3.1-32b-think", "allenai/Olmo-3.1-32B-Think"),
+        ("mistral-nemo-base-2407", "mistralai/Mistral-Nemo-Base-2407"),
+        ("stablelm-tuned-7b", "stabilityai/stablelm-tuned-alpha-7b"),
+        ("pythia-v0", "EleutherAI/pythia-70m-v0"),
+        ("opt-xxl", "facebook/opt-13b"),
+        ("medgemma-4b-it", "google/medgemma-4b-it"),
+    ],
+)
+def test_short_names(short, official) -> None:
+    assert get_official_model_name(short) == official
+
+
 @pytest.fixture
 def cached(tmp_path, monkeypatch) -> dict[int, HookedTransformer]:
     """A model with three checkpoints in the cache of a hub that cannot be reached."""
@@ -94,3 +120,52 @@ def test_a_model_that_is_not_cached(cached) -> None:
 def test_the_older_format_is_refused() -> None:
     with pytest.raises(HooklineError, match="SoLU_2L_v10_old has an older format"):
         HookedTransformer.from_pretrained("solu-2l-pile", device="cpu")
+
+
+def _mingpt(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of a small model as minGPT saves them."""
+    found = {"tok_emb.weight": state["embed.W_E"], "pos_emb": state["pos_embed.W_pos"][None]}
+    found |= {"head.weight": state["unembed.W_U"].T}
+    for name in ("ln_final", "blocks.0.ln1", "blocks.0.ln2", "blocks.1.ln1", "blocks.1.ln2"):
+        theirs = name.replace("ln_final", "ln_f")
+        found |= {f"{theirs}.weight": state[f"{name}.w"], f"{theirs}.bias": state[f"{name}.b"]}
+    for block in ("blocks.0", "blocks.1"):
+        for letter, name in (("Q", "query"), ("K", "key"), ("V", "value")):
+            heads = state[f"{block}.attn.W_{letter}"]  # a linear layer: rows are outputs, head after head
+            found[f"{block}.attn.{name}.weight"] = torch.cat([head.T for head in heads])
+            found[f"{block}.attn.{name}.bias"] = torch.cat(list(state[f"{block}.attn.b_{letter}"]))
+        found[f"{block}.attn.proj.weight"] = torch.cat([head.T for head in state[f"{block}.attn.W_O"]], dim=1)
+        found[f"{block}.attn.proj.bias"] = state[f"{block}.attn.b_O"]
+        for index, side in ((0, "in"), (2, "out")):
+            found[f"{block}.mlp.{index}.weight"] = state[f"{block}.mlp.W_{side}"].T
+            found[f"{block}.mlp.{index}.bias"] = state[f"{block}.mlp.b_{side}"]
+    return found
+
+
+def test_weights_of_mingpt() -> None:
+    """`othello-gpt` is published with minGPT's names; its unembedding has no bias."""
+    cfg = HookedTransformerConfig(**CONFIG, act_fn="gelu", seed=4)
+    model = HookedTransformer(cfg)
+    for name, parameter in model.named_parameters():
+        if not name.endswith("b_U"):
+            torch.nn.init.normal_(parameter)
+    state = model.state_dict()
+    found = from_mingpt(_mingpt(state), cfg)
+    assert found.keys() == {name for name in state if not name.endswith(("mask", "IGNORE"))}
+    assert all(torch.equal(value, state[name]) for name, value in found.items())
+
+
+def test_a_published_model_of_mingpt(cached, tmp_path) -> None:
+    del cached
+    folder = tmp_path / "models--Baidicoot--Othello-GPT-Transformer-Lens"
+    snapshot = folder / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    config = CONFIG | {"act_fn": "gelu", "attn_only": False, "normalization_type": "LN", "architecture": "mingpt"}
+    (snapshot / "config.json").write_text(json.dumps(config))
+    model = HookedTransformer(HookedTransformerConfig(**CONFIG, act_fn="gelu", normalization_type="LN", seed=4))
+    torch.save(_mingpt(model.state_dict()), snapshot / "synthetic_final.pth")
+    found = HookedTransformer.from_pretrained_no_processing("othello-gpt", device="cpu")
+    assert torch.equal(found(TOKENS), model(TOKENS))
+    assert found.cfg.original_architecture == "mingpt"

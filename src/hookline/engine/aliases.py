@@ -23,7 +23,15 @@ from torch.utils import checkpoint
 
 from hookline.engine.calls import MODULE_CALL, call_arguments, callers, is_call_of
 from hookline.engine.checkpointing import recomputing
-from hookline.engine.snapshots import is_from_outside, is_same_memory, is_unchanged, root_of_pass, snapshot
+from hookline.engine.snapshots import (
+    has_same_bits,
+    inside_transform,
+    is_from_outside,
+    is_same_memory,
+    is_unchanged,
+    root_of_pass,
+    snapshot,
+)
 from hookline.engine.structures import children, replaced, tensors_in
 
 
@@ -110,6 +118,14 @@ class _Sent(NamedTuple):
     new: Tensor
     before: Tensor
     is_copy: bool
+    version: int
+
+    def is_written(self) -> bool:
+        """Whether the module may have written to it."""
+        inner, before = inside_transform(self.new), inside_transform(self.before)
+        if inner is None or before is None:
+            return not is_unchanged(self.before, self.new)
+        return not has_same_bits(before, inner) if inner.is_inference() else inner._version != self.version
 
 
 def copy_of(x: Tensor, given: Tensor) -> Tensor:
@@ -127,7 +143,13 @@ def note_sent(old: Any, new: Any) -> None:
             kept = snapshot(after.detach(), is_ours=True)
             original = getattr(after, "_hookline_original", None)
             is_copy = (original is not None and original() is before) or is_unchanged(after, before)
-            call_arguments.sent[id(after)] = _Sent(before, after, kept, is_copy)
+            call_arguments.sent[id(after)] = _Sent(before, after, kept, is_copy, _version(after))
+
+
+def _version(x: Tensor) -> int:
+    """How many writes to `x` torch has counted inside a transform; 0 where it does not count them."""
+    inner = inside_transform(x)
+    return 0 if inner is None or inner.is_inference() else inner._version
 
 
 def give_back(value: Any) -> Any:
@@ -139,7 +161,7 @@ def give_back(value: Any) -> Any:
     for each in list(tensors_in(call_arguments.given)):
         sent: _Sent | None = call_arguments.sent.pop(id(each), None)
         while sent is not None:  # replaced several times, perhaps
-            wrote = not is_unchanged(sent.before, sent.new)
+            wrote = sent.is_written()
             if wrote:
                 _write(sent.old, sent.new)
             if wrote or sent.is_copy:

@@ -43,6 +43,7 @@ Held: TypeAlias = list[dict[str, Any]]
 
 _use_count = torch._C._storage_Use_Count
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_unwrapped = torch._C._functorch.get_unwrapped
 _is_cow = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 _data_address = torch._C._data_address  # type: ignore[attr-defined]
 _STRIDED = torch.strided
@@ -234,7 +235,7 @@ def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
     is_tracked = not given.is_inference()
     if given.shape != kept.shape or (given._version if is_tracked else given.is_cuda):
         return False
-    return _has_same_bits(given, kept)
+    return has_same_bits(given, kept)
 
 
 def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, references: int = 0) -> Tensor | None:
@@ -308,10 +309,22 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
     )
 
 
+def inside_transform(x: Tensor) -> Tensor | None:
+    """The tensor that `x` wraps inside `torch.func.grad`, `vmap` and the like; None outside of them.
+
+    Memory cannot be shared there. This tensor counts writes to `x`, which `x` itself does not in `vmap`.
+    """
+    if not _is_wrapped(x):
+        return None
+    while _is_wrapped(x):
+        x = _unwrapped(x)
+    return x
+
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _has_same_bits(one: Tensor, other: Tensor) -> bool:
+def has_same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal, NaN and the sign of zero included."""
     one, other = one.detach(), other.detach()
     if one.is_complex():
