@@ -15,7 +15,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.graph_edges import WHOLE, Computed, Edges, GraphNode, LocalModel
 from hookline.experiments.core.labels import about
 from hookline.experiments.core.node_graph import AttributionGraph
-from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
+from hookline.experiments.core.prompts import Prompt, Prompts, check_weights_stay, prompts_of, warn_of_dropout
 from hookline.model import HookedModel
 from hookline.sae.transcoders import Transcoders
 
@@ -85,6 +85,7 @@ def attribution_graph(
 def _one_prompt(model: HookedModel, prompt: Prompt) -> Prompts:
     if not isinstance(model, HookedModel):
         raise HooklineError(f"graphs are of language models with a known anatomy, not of {type(model).__name__}")
+    check_weights_stay(model, "an attribution graph")
     text = prompts_of(model, prompt)
     if len(text) != 1:
         raise HooklineError(f"a graph is of one prompt, got {len(text)}: make one graph for each")

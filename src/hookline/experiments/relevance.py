@@ -16,7 +16,7 @@ from hookline.experiments.attribution import Estimate, checked_options
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, Traced, gradients_of
 from hookline.experiments.core.labels import about, said_points
-from hookline.experiments.core.prompts import Prompt, Prompts
+from hookline.experiments.core.prompts import Prompt, Prompts, check_weights_stay
 from hookline.experiments.core.relevance_rules import Attention, Rules
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
 from hookline.experiments.patching import Direction, into
@@ -69,6 +69,7 @@ def relevance(
     how = checked_options(direction, None, "activations", check, options)
     if attention not in get_args(Attention):
         raise HooklineError(f'attention is "frozen", "split" or "gradient", got {attention!r}')
+    check_weights_stay(model, "relevance")
     where = sweep_points(model, points, over, layers)
     _check_points(model, where)
     metric, pair = prompt_pair(model, clean, corrupted, metric)
