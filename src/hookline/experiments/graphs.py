@@ -148,13 +148,15 @@ def _graph(
     sums = [
         replace(node, pre_activation=float(x)) if node.is_target else node for node, x in zip(nodes, pre, strict=True)
     ]
+    explained = edges.local.explained()
+    info = about(model, "attribution graph") | ({"explained": explained} if explained else {})
     return AttributionGraph(
         tuple(node for node, kept in zip(sums, is_kept.tolist(), strict=True) if kept),
         full[is_kept][:, is_kept],
         bias[is_kept],
         rest[is_kept],
         tuple(texts),
-        about(model, "attribution graph"),
+        info,
         local=edges,
     )
 
