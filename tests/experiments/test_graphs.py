@@ -375,4 +375,4 @@ def test_transcoders_of_another_layer_are_pointed_out(tmp_path, tinyworld) -> No
     moved = [Transcoder({0: 2, 2: 0}.get(each.layer, each.layer), dict(each.named_parameters())) for each in own]
     wrong = graphs.attribution_graph(tinyworld, texts[1], Transcoders(moved, own.origin))
     assert {layer for layer, value in wrong.info["explained"].items() if value < 0} == {"0", "2"}
-    assert "in layers 0, 2: of another layer or model?" in repr(wrong)
+    assert "in layers 0, 2: attention sinks" in repr(wrong)

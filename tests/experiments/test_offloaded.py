@@ -102,3 +102,13 @@ def test_transcoders_of_an_offloaded_model_fit_the_model_in_memory(tmp_path) -> 
     trained = train_transcoders(store, d_sae=32, k=4, steps=3, batch_size=16, progress=False).transcoders
     graph = graphs.attribution_graph(hookline.hook(tiny_models.causal_lm("llama")), tokens(0), trained, progress=False)
     assert graph.of("feature")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a model on two devices needs a GPU")
+def test_a_graph_of_a_model_on_two_devices_is_refused() -> None:
+    module = tiny_models.causal_lm("llama")
+    places = {name: "cpu" for name, each in module.named_modules() if name and not list(each.children())}
+    places = {name: 0 if name.startswith("model.layers.1") else "cpu" for name in places}
+    model = hookline.hook(accelerate.dispatch_model(module, places, main_device="cpu", force_hooks=True))
+    with pytest.raises(HooklineError, match="needs a model on one device"):
+        graphs.attribution_graph(model, tokens(0), progress=False)

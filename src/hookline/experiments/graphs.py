@@ -86,6 +86,12 @@ def _one_prompt(model: HookedModel, prompt: Prompt) -> Prompts:
     if not isinstance(model, HookedModel):
         raise HooklineError(f"graphs are of language models with a known anatomy, not of {type(model).__name__}")
     check_weights_stay(model, "an attribution graph")
+    devices = sorted({str(weight.device) for weight in model.module.parameters()})
+    if len(devices) > 1:
+        raise HooklineError(
+            f"an attribution graph needs a model on one device, but its weights are on {', '.join(devices)}: load it "
+            f"without device_map, in a smaller dtype if it does not fit"
+        )
     text = prompts_of(model, prompt)
     if len(text) != 1:
         raise HooklineError(f"a graph is of one prompt, got {len(text)}: make one graph for each")

@@ -268,7 +268,8 @@ class AttributionGraph:
             return ""
         poor = [layer for layer, value in found.items() if value < 0]
         said = f"\n  MLP outputs explained: {number_text(sum(found.values()) / len(found))} on average"
-        return f"{said}; worse than by zeros in layers {', '.join(poor)}: of another layer or model?" if poor else said
+        why = "attention sinks (errors_only=…), or transcoders of another layer or model?"
+        return f"{said}; worse than by zeros in layers {', '.join(poor)}: {why}" if poor else said
 
     @property
     def _weights(self) -> Float[Tensor, " node"]:
