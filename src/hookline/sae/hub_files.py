@@ -51,11 +51,11 @@ def _said(repo_id: str, revision: str | None) -> str:
 
 def _known(repo_id: str, revision: str | None, found: Sequence[str]) -> str:
     """Which folders the repository has, as far as the hub or the cache tells."""
-    from huggingface_hub import list_repo_files
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     with suppress(HTTPError, OSError):  # offline, there is what the cache has
-        found = list_repo_files(repo_id, revision=revision)
+        found = HfApi().list_repo_files(repo_id, revision=revision)
     folders = sorted({PurePosixPath(path).parent.as_posix() for path in found} - {"."})
     return f"; its folders are {', '.join(folders[:8])}{', …' if len(folders) > 8 else ''}" if folders else ""
 
