@@ -65,7 +65,8 @@ def relevance(
 
     With `rules="difference"`, the linear model is not one through zero, but one between the two runs: every function
     has the slope between its two values, and what is multiplied by the difference of the inputs is the difference of
-    the metrics (DeepLIFT's rule, for norms, products and attention, too). It costs one more run than gradients.
+    the metrics (DeepLIFT's rule, for norms, products and attention, too). It takes about as long as integrated
+    gradients of five steps.
 
     The rules are found by the torch functions that the model calls. That they cover this model is checked in this run:
     the relevance of the input must be the metric, without what biases and other constants bring about. Otherwise an
