@@ -23,12 +23,12 @@ from circuit_tracer.transcoder.cross_layer_transcoder import load_clt
 from circuit_tracer.transcoder.single_layer_transcoder import load_transcoder_set
 from model_overhead import small_gpt2, small_llama, tiny_gpt2, tiny_llama
 from timing import seconds
+from transcoders import random_transcoders
 from transformer_lens import HookedTransformerConfig
 from transformer_lens.pretrained import weight_conversions
 
 import hookline
 from hookline.experiments import graphs
-from hookline.sae import Transcoder, Transcoders
 
 SHAPES = {"tiny_gpt2": tiny_gpt2, "tiny_llama": tiny_llama, "small_gpt2": small_gpt2, "small_llama": small_llama}
 READS, WRITES = "mlp.hook_in", "hook_mlp_out"
@@ -45,23 +45,6 @@ class Tokens:
     def decode(self, ids: Any) -> str:
         """Return the ids as text."""
         return str(ids)
-
-
-def transcoders(model: hookline.HookedModel, d_sae: int, active: float, *, cross_layer: bool) -> Transcoders:
-    """Return random transcoders in which this share of the features is active."""
-    random = torch.Generator().manual_seed(1)
-    n, d = model.cfg.n_layers, model.cfg.d_model
-    made = []
-    for layer in range(n):
-        writes = range(layer, n) if cross_layer else [layer]
-        weights = {
-            "W_enc": torch.randn(d, d_sae, generator=random) / d**0.5,
-            "b_enc": torch.full((d_sae,), float(torch.distributions.Normal(0, 1).icdf(torch.tensor(active)))),
-            "W_dec": torch.randn(d_sae, len(writes), d, generator=random) / d**0.5,
-            "b_dec": torch.randn(d, generator=random) / d**0.5,
-        }
-        made.append(Transcoder(layer, weights, writes=writes))
-    return Transcoders(made)
 
 
 def peer(module: transformers.PreTrainedModel, given: Any) -> TransformerLensReplacementModel:
@@ -97,7 +80,7 @@ def compared(name: str, length: int, d_sae: int, active: float, rounds: int, *, 
         for parameter in module.parameters():  # biases and gains that are not 0 and 1
             parameter.add_(torch.randn_like(parameter) * 0.05)
     model = hookline.hook(module)
-    own = transcoders(model, d_sae, active, cross_layer=cross_layer)
+    own = random_transcoders(model, d_sae, active, cross_layer=cross_layer)
     with tempfile.TemporaryDirectory() as folder:
         own.save(folder)
         if cross_layer:

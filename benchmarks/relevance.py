@@ -41,6 +41,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "IG, 5 steps": lambda *given, **how: attribution.attribution_patching(*given, **how, steps=5, along="inputs"),
     "relevance": relevance.relevance,
     "split": lambda *given, **how: relevance.relevance(*given, **how, attention="split"),
+    "difference": lambda *given, **how: relevance.relevance(*given, **how, rules="difference"),
     "gradient": lambda *given, **how: relevance.relevance(*given, **how, attention="gradient"),
 }
 

@@ -6,10 +6,10 @@ import torch
 from dictionaries import ITALY, JAPAN, POINT, countries
 from experiment_models import tokens
 
-from hookline import HooklineError
+from hookline import HooklineError, edits
 from hookline.experiments import attribution, circuits, feature_circuits, metrics
-from hookline.experiments.core.feature_runs import ERROR, FeatureNode, FeatureRuns, dictionaries
-from hookline.experiments.core.prompts import Prompts
+from hookline.experiments.core.feature_runs import ERROR, FeatureNode, FeatureRuns, dictionaries, without_features
+from hookline.experiments.core.prompts import Prompts, prompts_of
 
 METRIC = metrics.logit_diff(5, 7)
 POINTS = ("blocks.0.hook_resid_post", "blocks.1.attn.hook_z", "blocks.2.hook_mlp_out")
@@ -165,3 +165,69 @@ def test_bad_input(models, tinyworld) -> None:
         feature_circuits.feature_edges(*given, heads, saes)
     with pytest.raises(HooklineError, match="most"):
         feature_circuits.feature_edges(*given, scores, saes, most=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("sae_kind", ["standard", "topk"])
+def test_without_a_corrupted_prompt_features_are_set_to_zero(models, kind, sae_kind) -> None:
+    model, saes, text = models[kind], three_saes(models[kind], sae_kind), tokens(0, rows=2)
+    scores = feature_circuits.feature_scores(model, text, None, METRIC, saes, check=0)
+    clean = METRIC(model(text)).mean()
+    name = POINTS[0]
+    active = [label for label in scores.coords["node"] if label.startswith(name) and "error" not in label]
+    for label in active[:3]:
+        feature = FeatureNode.of(label).feature
+        smaller = saes[name].spliced(name, edits=[edits.scale(1 - 1e-2, neuron=feature)])
+        change = clean - METRIC(model.run_with_hooks(text, fwd_hooks=[smaller])).mean()
+        assert scores.sel(node=label).item() == pytest.approx(float(change) / 1e-2, abs=2e-3, rel=0.1)
+    curve = circuits.faithfulness(model, text, None, METRIC, scores, [0, 0.5, 1], saes=saes)
+    assert curve.values[[0, 2]].tolist() == pytest.approx([0, 1], abs=1e-6)
+    nothing = [each.spliced(at, keep_error=False, edits=[edits.zero()]) for at, each in saes.items()]
+    expected = model.run_with_hooks(text, fwd_hooks=nothing)
+    assert torch.allclose(
+        without_features(model, dictionaries(model, saes), prompts_of(model, text)), expected, atol=1e-5
+    )
+    own = {name: saes[name]}
+    alone = feature_circuits.feature_scores(model, text, None, METRIC, own, check=0)
+    half = circuits.faithfulness(model, text, None, METRIC, alone, [0, 0.5, 1], saes=own).values[1]
+    order = alone.values.abs().argsort(descending=True, stable=True)[round(len(alone.values) / 2) :].tolist()
+    out = [FeatureNode.of(alone.coords["node"][at]).feature for at in order]
+    gone = [edits.zero(neuron=[each for each in out if each != ERROR])]
+    runs = {"half": saes[name].spliced(name, keep_error=ERROR not in out, edits=gone)}
+    runs["none"] = saes[name].spliced(name, keep_error=False, edits=[edits.zero()])
+    got = {key: METRIC(model.run_with_hooks(text, fwd_hooks=[hook])).mean() for key, hook in runs.items()}
+    assert float(half) == pytest.approx(float((got["half"] - got["none"]) / (clean - got["none"])), abs=1e-4)
+
+
+@torch.no_grad()
+def test_zeroed_features_that_are_patched_one_by_one(models) -> None:
+    """The nodes that are checked are those that a splice sets to 0."""
+    model, saes, text = models["llama"], three_saes(models["llama"]), tokens(0)
+    scores = feature_circuits.feature_scores(model, text, None, METRIC, saes, check=8)
+    clean = METRIC(model(text)).mean()
+    for cell in scores.info["sample"]:
+        node = FeatureNode.of(cell["node"])
+        if node.feature != ERROR:
+            zeroed = saes[node.point].spliced(node.point, edits=[edits.zero(neuron=node.feature)])
+            change = clean - METRIC(model.run_with_hooks(text, fwd_hooks=[zeroed])).mean()
+            assert cell["true"] == pytest.approx(float(change), abs=1e-5)
+
+
+def test_scores_of_zeros_and_of_a_corrupted_run_are_told_apart(models) -> None:
+    given = models["llama"], tokens(0)
+    saes = three_saes(models["llama"])
+    zeros = feature_circuits.feature_scores(*given, None, METRIC, saes, check=0)
+    patched = feature_circuits.feature_scores(*given, tokens(1), METRIC, saes, check=0)
+    for corrupted, scores in ((None, patched), (tokens(1), zeros)):
+        with pytest.raises(HooklineError, match="the scores are of features"):
+            circuits.faithfulness(*given, corrupted, METRIC, scores, saes=saes)
+        with pytest.raises(HooklineError, match="the scores are of features"):
+            feature_circuits.feature_edges(*given, corrupted, METRIC, scores, saes)
+    with pytest.raises(HooklineError, match="it needs saes"):
+        circuits.faithfulness(*given, None, METRIC, zeros)
+    with pytest.raises(HooklineError, match="no direction"):
+        feature_circuits.feature_scores(*given, None, METRIC, saes, direction="noise")
+    found = feature_circuits.feature_edges(*given, None, METRIC, zeros, saes, most=10_000)
+    label = zeros.coords["node"][0]
+    assert float(found.of(label).values.sum()) == pytest.approx(zeros.sel(node=label).item(), abs=1e-5)

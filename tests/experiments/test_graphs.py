@@ -13,7 +13,7 @@ import hookline
 from hookline import HooklineError
 from hookline.experiments import graphs
 from hookline.experiments.core.graph_scores import completeness, influences, replacement
-from hookline.sae import Transcoder, TranscoderOrigin, Transcoders
+from hookline.sae import Transcoder, TranscoderOrigin, Transcoders, train_transcoders
 
 PROMPT = "The capital city of Italy is"
 
@@ -362,3 +362,17 @@ def test_a_page_is_strict_and_harmless(tmp_path, tinyworld) -> None:
     large = replace(graph, nodes=graph.nodes * 100)
     with pytest.raises(HooklineError, match=r"prune\(\)"):
         large.plot_html()
+
+
+def test_transcoders_of_another_layer_are_pointed_out(tmp_path, tinyworld) -> None:
+    points = ["blocks.*.mlp.hook_in", "blocks.*.hook_mlp_out"]
+    texts = [f"The capital of {name} is" for name in ("France", "Italy", "Japan", "Spain", "Russia")]
+    store = hookline.harvest(tinyworld, texts, points, tmp_path / "rows", progress=False)
+    own = train_transcoders(store, d_sae=64, k=8, steps=120, batch_size=25, lr=5e-3, progress=False).transcoders
+    graph = graphs.attribution_graph(tinyworld, texts[1], own)
+    assert min(graph.info["explained"].values()) > 0.5
+    assert "another layer" not in repr(graph)
+    moved = [Transcoder({0: 2, 2: 0}.get(each.layer, each.layer), dict(each.named_parameters())) for each in own]
+    wrong = graphs.attribution_graph(tinyworld, texts[1], Transcoders(moved, own.origin))
+    assert {layer for layer, value in wrong.info["explained"].items() if value < 0} == {"0", "2"}
+    assert "in layers 0, 2: attention sinks" in repr(wrong)

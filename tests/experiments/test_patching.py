@@ -349,6 +349,7 @@ def test_options_that_do_not_exist_are_refused(tinyworld: hookline.HookedModel) 
         )
 
 
+@pytest.mark.filterwarnings("ignore:logit_diff is")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_patterns_are_patched_where_the_metric_reads_before_all_differences(kind: str) -> None:
     model = hookline.hook(tiny_models.causal_lm(kind))
@@ -448,3 +449,9 @@ def test_one_point_is_not_one_of_every_layer(points) -> None:
     clean, corrupted = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 2, 3]])
     with pytest.raises(HooklineError, match="layers"):
         patching.sweep(model, clean, corrupted, lambda logits: logits[:, -1, 0], points=points)
+
+
+def test_a_metric_that_reads_nothing_is_warned_of(tinyworld) -> None:
+    prompts = "The capital of Italy is", "The capital of Japan is"
+    with pytest.warns(HooklineWarning, match="may read nothing"):
+        patching.sweep(tinyworld, *prompts, lambda logits: torch.zeros(len(logits)), progress=False)

@@ -10,12 +10,14 @@ from torch.nn import functional as F
 import hookline
 from hookline import HooklineError
 from hookline.experiments import attribution, metrics, patching
+from hookline.experiments.core.difference_rules import DifferenceRules
 from hookline.experiments.core.relevance_rules import Rules
 from hookline.experiments.relevance import _TOLERANCE, relevance
 
 METRIC = metrics.logit_diff(5, 7)
 NAMES = metrics.logit_diff(" Mary", " John")
 KINDS = ("gpt2", "llama", "gemma2", "mixtral", "gptj", "granite", "bloom", "opt", "gpt_oss", "qwen3", "phi3", "bert")
+CHOOSES = ("mixtral", "gpt_oss")  # experts, by the largest scores: a difference there has no slope
 CLEAN = "When Mary and John went to the store, John gave a drink to"
 CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
 
@@ -182,3 +184,70 @@ def test_bad_input(tinyworld) -> None:
     with pytest.raises(HooklineError, match="same number"):
         relevance(tinyworld, CLEAN, "Mary", NAMES)
     assert torch.overrides._get_current_function_mode() is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CHOOSES])
+def test_differences_are_conserved(models, kind) -> None:
+    """Patching in all of the input is the difference of the two runs, which no approximation may lose."""
+    given = models[kind], tokens(0, rows=2), tokens(1, rows=2), METRIC
+    found = relevance(*given, rules="difference", over="layer", check=0)
+    assert found.info["conservation"] < 1e-4
+    lost = float((lead(models[kind](given[1])) - lead(models[kind](given[2]))).mean().detach())
+    assert float(found.values[0] - found.info["corrupted"]) == pytest.approx(lost, rel=1e-3, abs=1e-4)
+
+
+def test_differences_estimate_better_than_gradients_and_rules_through_zero(tinyworld) -> None:
+    given = {"points": "mlp_out", "progress": False}
+    both = tinyworld, CLEAN, CORRUPTED, NAMES
+    true = patching.sweep(*both, **given).values
+    errors = {
+        rules: float((relevance(*both, **given, rules=rules, check=0).values - true).abs().mean())
+        for rules in ("zero", "difference")
+    }
+    plain = float((attribution.attribution_patching(*both, **given, check=0).values - true).abs().mean())
+    assert errors["difference"] < errors["zero"] < plain
+
+
+def test_the_rules_between_two_runs_are_exact_for_their_difference() -> None:
+    """Functions of one and of two activations, norms and a softmax: gradient times difference is the difference."""
+    torch.manual_seed(0)
+    weight, bias = torch.randn(8), torch.randn(8)
+    functions = {
+        "gelu": F.gelu,
+        "silu, gated": lambda x: F.silu(x) * x.flip(-1),
+        "layer norm": lambda x: F.layer_norm(x, (8,), weight, bias),
+        "rms norm": lambda x: F.rms_norm(x, (8,), weight),
+        "rms norm in steps": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+        "softmax": lambda x: torch.softmax(x * 3, -1),
+        "attention": lambda x: torch.softmax(x @ x.T, -1) @ x,
+        "fused": lambda x: F.scaled_dot_product_attention(x[None], 2 * x[None], x[None]),
+        "quotient": lambda x: x / (1 + x.square()),
+        "soft cap": lambda x: 2 * torch.tanh(x / 2),
+    }
+    one, two = torch.randn(5, 8), torch.randn(5, 8)
+    two[0] = one[0]  # where the runs agree, there is a derivative
+    for name, function in functions.items():
+        rules = DifferenceRules()
+        with torch.no_grad(), rules.recorded():
+            there = function(two)
+        x = one.clone().requires_grad_()
+        with rules:
+            here = function(x)
+        towards = torch.randn_like(there)
+        (gradient,) = torch.autograd.grad(here, x, towards)
+        expected = float(((there - here.detach()) * towards).sum())
+        assert float(((two - one) * gradient).sum()) == pytest.approx(expected, rel=1e-3, abs=1e-3), name
+
+
+def test_choices_of_rules(models) -> None:
+    given = models["llama"], tokens(0), tokens(1), METRIC
+    with pytest.raises(HooklineError, match="rules is"):
+        relevance(*given, rules="half")
+    with pytest.raises(HooklineError, match="its own rule for attention"):
+        relevance(*given, rules="difference", attention="split")
+
+
+@pytest.mark.parametrize("kind", CHOOSES)
+def test_differences_of_a_choice_are_refused(models, kind) -> None:
+    with pytest.raises(HooklineError, match=r"not conserved|other functions"):
+        relevance(models[kind], tokens(0, rows=2), tokens(1, rows=2), METRIC, rules="difference", check=0)

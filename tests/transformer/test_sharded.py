@@ -20,10 +20,23 @@ from sharded_models import IDS, pair, run
 
 import hookline
 from hookline import HooklineError, UnknownPointError
-from hookline.experiments import ablation, attribution, metrics, patching
+from hookline.experiments import (
+    ablation,
+    attribution,
+    circuits,
+    edges,
+    feature_circuits,
+    graphs,
+    metrics,
+    patching,
+    probes,
+    reading,
+    relevance,
+)
 from hookline.hooks import Hook, HookType
 from hookline.transformer import shard_lenses
 
+GIVEN = (IDS[:1], IDS[1:], metrics.logit_diff(5, 7))
 pytestmark = pytest.mark.on_cpu(reason="its processes are on the CPU")
 
 
@@ -140,7 +153,11 @@ def uses(folder: str) -> dict[str, object]:
             torch.manual_seed(0)
             values.append(torch.as_tensor(use(model)).detach())
         found[name] = list(sharded_models.unlike(name, *values))
-    found["refused"] = [_said(sharded.process_weights)]
+    found["refused"] = [
+        _said(sharded.process_weights),
+        _said(lambda: graphs.attribution_graph(sharded, IDS[:1])),
+        _said(lambda: relevance.relevance(sharded, *GIVEN)),
+    ]
     found["unsharded"] = [indices.tolist() for indices in _indices(whole)]
     found["sharded"] = [indices.tolist() for indices in _indices(sharded)]
     return found
@@ -195,6 +212,13 @@ def _rerun(model) -> torch.Tensor:
     return torch.cat([logits for _, logits in base.rerun([[change]])])
 
 
+def _features(model) -> torch.Tensor:
+    torch.manual_seed(0)  # the bias of the autoencoder is random
+    saes = {"blocks.1.hook_resid_post": autoencoders.sae_for(model.cfg.d_model)}
+    scores = feature_circuits.feature_scores(model, *GIVEN, saes, progress=False)
+    return circuits.faithfulness(model, *GIVEN, scores, [0, 0.3, 1], saes=saes, progress=False).values
+
+
 USES = {
     "hook objects": _registered,
     "sampling with hooks": _generated,
@@ -212,6 +236,14 @@ USES = {
     "autoencoder": lambda model: model.run_with_hooks(
         IDS, fwd_hooks=[autoencoders.sae_for(model.cfg.d_model).spliced(MID, keep_error=False)]
     ),
+    "circuits": lambda model: (
+        circuits.faithfulness(
+            model, *GIVEN, edges.edges(model, *GIVEN, check=0, progress=False), [0, 0.3, 1], progress=False
+        ).values
+    ),
+    "features": _features,
+    "probes": lambda model: probes.fit(model, [[5 + i, 17, 4 + i, 7] for i in range(12)], [0, 1] * 6).weights,
+    "reading": lambda model: reading.patchscope(model, IDS[:1], IDS[1:], marker=-1).values,
     "composition": lambda model: model.OV.AB,
     "loss": lambda model: model(IDS, return_type="loss"),
     "result, edited": lambda model: model.run_with_hooks(

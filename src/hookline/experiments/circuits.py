@@ -15,7 +15,13 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.circuit_edges import By, Circuit, Method, by_size, edge_order
 from hookline.experiments.core.circuit_files import load_circuit, save_circuit
 from hookline.experiments.core.continuations import prompt_pair
-from hookline.experiments.core.feature_runs import FeatureRuns, dictionaries, feature_nodes
+from hookline.experiments.core.feature_runs import (
+    FeatureRuns,
+    check_ablation,
+    dictionaries,
+    feature_nodes,
+    without_features,
+)
 from hookline.experiments.core.labels import about
 from hookline.experiments.core.masked_runs import MaskedRuns
 from hookline.experiments.core.measure import Options, Reader, check_per_example, metric_values, packed
@@ -42,7 +48,7 @@ def __dir__() -> list[str]:
 def faithfulness(
     model: HookedModel,
     clean: Prompt,
-    corrupted: Prompt,
+    corrupted: Prompt | None,
     metric: Any,
     scores: Scores,
     sizes: Sequence[float] | None = None,
@@ -66,7 +72,7 @@ def faithfulness(
     Instead of edges, `scores` may be of nodes: a result over layers and heads, over layers (MLPs), or a list of both,
     each perhaps with positions. A node outside the circuit is replaced for all receivers; what has no score stays.
     With `saes`, they are of features, from `feature_circuits.feature_scores`: features and errors outside the circuit
-    are those of the corrupted run.
+    are those of the corrupted run, or 0 if `corrupted` is None, as in the scores.
 
     `info` has `cpr`, the area under the curve, `cmd`, the area between the curve and 1, both over the range of the
     sizes, and `counts`, the number of edges or nodes at each size. Options: per_example, batch_size (sizes at
@@ -75,12 +81,16 @@ def faithfulness(
     how = Options.of(options, "resume")
     asked = _checked_sizes(SIZES if sizes is None else sizes)
     _check_choice(method, by)
-    metric, pair = prompt_pair(model, clean, corrupted, metric)
+    if corrupted is None and saes is None:
+        raise HooklineError("corrupted=None sets features to 0: it needs saes=…, and scores of feature_scores")
+    metric, pair = prompt_pair(model, clean, clean if corrupted is None else corrupted, metric)
     if pair[0].more:
         raise HooklineError("faithfulness supports prompts of text, not of images")
-    runs, masks, counts = _runs(model, scores, asked, pair, method, by, saes)
-    bases = [baselines(model, each) for each in pair]
-    logits = [each.padded([base.logits for base in some]) for each, some in zip(pair, bases, strict=True)]
+    runs, masks, counts = _runs(model, scores, asked, pair, method, by, saes, is_zero=corrupted is None)
+    bases = [baselines(model, each) for each in pair[: 1 if corrupted is None else 2]]
+    logits = [each.padded([base.logits for base in some]) for each, some in zip(pair, bases, strict=False)]
+    if corrupted is None:
+        logits.append(without_features(model, dictionaries(model, saes or ()), pair[0]))
     found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
     if how.per_example:
         check_per_example(found, logits[0])
@@ -98,8 +108,9 @@ def faithfulness(
 
 
 def _runs(
-    model: HookedModel, scores: Scores, sizes: list[float], pair: Sequence[Prompts], method: Method, by: By, saes: Any
-) -> tuple[Sequence[MaskedRuns | FeatureRuns], list[Mask], list[int]]:
+    model: HookedModel, scores: Scores, sizes: list[float], pair: Sequence[Prompts], method: Method, by: By, saes: Any,
+    *, is_zero: bool,
+) -> tuple[Sequence[MaskedRuns | FeatureRuns], list[Mask], list[int]]:  # fmt: skip
     """The runs of each prompt, the masks of each size, and how many edges or nodes they have."""
     each = [[_alone(prompts, row) for prompts in pair] for row in range(len(pair[0]))]
     is_of_features = isinstance(scores, Result) and scores.axes == ("node",)
@@ -111,6 +122,7 @@ def _runs(
         return runs, *_masks(model, scores, sizes, runs[0], method, by, pair[0])
     if method == "greedy":
         raise HooklineError("method='greedy' follows edges: use method='top' for features")
+    check_ablation(scores, None if is_zero else pair[1])
     known = dictionaries(model, saes)
     nodes = feature_nodes(scores, known)
     units = list(dict.fromkeys((node.point, node.feature) for node in nodes))
@@ -119,7 +131,8 @@ def _runs(
     index = torch.tensor([(at[node.point, node.feature], x) for node, x in zip(nodes, columns, strict=True)])
     width = pair[0].width if nodes[0].place is not None else 1
     masks, counts = _nested(index[by_size(scores.values, by)], (len(units), width), sizes)
-    return [FeatureRuns(model, known, units, *prompts) for prompts in each], masks, counts
+    ends = [(a, None if is_zero else b) for a, b in each]
+    return [FeatureRuns(model, known, units, *prompts) for prompts in ends], masks, counts
 
 
 def _nested(

@@ -13,7 +13,15 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import agreement, check_gradients, checked_options, sampled
 from hookline.experiments.core.continuations import prompt_pair
-from hookline.experiments.core.feature_runs import Dictionary, FeatureChanges, FeatureNode, dictionaries, feature_nodes
+from hookline.experiments.core.feature_runs import (
+    Dictionary,
+    FeatureChanges,
+    FeatureNode,
+    check_ablation,
+    dictionaries,
+    feature_nodes,
+    without_features,
+)
 from hookline.experiments.core.integration import Along, Line, gradients_of, ran, traced_run
 from hookline.experiments.core.labels import about
 from hookline.experiments.core.measure import Metrics, Options, is_one_for_all, metric_values
@@ -37,7 +45,7 @@ def __dir__() -> list[str]:
 def feature_scores(
     model: HookedModel,
     clean: Prompt,
-    corrupted: Prompt,
+    corrupted: Prompt | None,
     metric: Any,
     saes: Autoencoders,
     *,
@@ -63,24 +71,30 @@ def feature_scores(
     The scores at a point sum to what `attribution_patching` estimates for all of it. `steps` averages the gradient on
     the line between the two runs, as there: `along` the activations of each point, or the inputs.
 
+    With `corrupted=None`, features and errors are set to 0 instead, for prompts that have no counterpart: nodes are the
+    features that are active, and a score is what the metric loses without the feature, to first order.
+
     `check` nodes are actually patched, and `info` reports the agreement, see `attribution.attribution_patching`.
     `info["errors"]` is the part of the effects, in absolute values, that is due to errors. Options: batch_size,
     progress.
     """
     how = checked_options(direction, steps, along, check, options, "per_example")
+    if corrupted is None and (direction, along) != ("denoise", "activations"):
+        raise HooklineError("corrupted=None sets features to 0: it has no direction, and no inputs to go along")
     both = _Both.of(model, clean, corrupted, metric, saes, direction, steps, along)
     gradients = both.line.gradients(both.metrics, both.given, both.there)
     check_gradients(gradients, [metric_values(both.metrics, each) for each in both.logits], steps)
     found = both.scored(next(iter(gradients.values())), by_position=by_position)
     if not found:
-        raise HooklineError(
-            "no feature differs between the two runs: use other prompts, or autoencoders at other points"
-        )
+        what = "is active" if corrupted is None else "differs between the two runs"
+        raise HooklineError(f"no feature {what}: use other prompts, or autoencoders at other points")
     values, labels = torch.tensor(list(found.values())), [node.label for node in found]
     errors = values.abs()[torch.tensor([node.feature < 0 for node in found])].sum()
     info: dict[str, Any] = {"direction": direction, "errors": float(errors / values.abs().sum().clamp(min=1e-30))}
     info |= {} if steps is None else {"steps": steps, "along": along}
-    info |= about(model, f"features, {into(direction)}")
+    if corrupted is None:
+        info |= {"ablation": "zero"}
+    info |= about(model, "features set to 0" if corrupted is None else f"features, {into(direction)}")
     if check:
         cells, n_top = sampled(values, torch.ones_like(values, dtype=torch.bool), check, seed)
         true = both.true([list(found)[cell] for cell in cells], how)
@@ -93,7 +107,7 @@ def feature_scores(
 def feature_edges(
     model: HookedModel,
     clean: Prompt,
-    corrupted: Prompt,
+    corrupted: Prompt | None,
     metric: Any,
     scores: Result,
     saes: Autoencoders,
@@ -119,13 +133,15 @@ def feature_edges(
         raise HooklineError(f"most is the number of nodes, at least 1, got {most!r}")
     direction: Direction = scores.info.get("direction", "denoise")
     check_patch_direction(direction)
+    check_ablation(scores, corrupted)
     both = _Both.of(model, clean, corrupted, metric, saes, direction, None, "activations")
     best = set(scores.values.abs().argsort(descending=True, stable=True)[:most].tolist())
     nodes = [node for at, node in enumerate(feature_nodes(scores, both.known)) if at in best]
     total = next(iter(both.line.gradients(both.metrics, both.given, both.there).values()))
     found = _Direct(both, total).edges(nodes)
     values = torch.tensor(list(found.values()))
-    info = {"direction": direction, **about(model, f"edges between features, {into(direction)}")}
+    how = "set to 0" if corrupted is None else into(direction)
+    info = {"direction": direction, **about(model, f"edges between features, {how}")}
     return EdgeScores(values, [u for u, _ in found], [v for _, v in found], next(iter(both.metrics)), info)
 
 
@@ -141,30 +157,41 @@ class _Both:
     given: Values
     there: Values
     changes: Mapping[str, FeatureChanges]
+    sign: float = 1.0
+    """-1 if a score is what the metric loses."""
 
     @classmethod
     def of(
-        cls, model: HookedModel, clean: Prompt, corrupted: Prompt, metric: Any, saes: Autoencoders,
+        cls, model: HookedModel, clean: Prompt, corrupted: Prompt | None, metric: Any, saes: Autoencoders,
         direction: Direction, steps: int | None, along: Along,
     ) -> _Both:  # fmt: skip
         known = dictionaries(model, saes)
-        metric, pair = prompt_pair(model, clean, corrupted, metric)
+        metric, pair = prompt_pair(model, clean, clean if corrupted is None else corrupted, metric)
         if pair[0].more:
             raise HooklineError("features are nodes of prompts of text, not of images")
-        source, target = (0, 1) if direction == "denoise" else (1, 0)
+        source, target = (0, 1) if direction == "denoise" and corrupted is not None else (1, 0)
         line = Line(model, pair[target], [each.point.name for each in known.values()], steps, along)
         logits = {}
-        logits[source], given = ran(model, pair[source], line.names)
         logits[target], there = line.start()
+        with torch.no_grad():
+            zeroed = {} if corrupted is not None else {
+                name: FeatureChanges.to_zero(each, there[each.point.name], pair[0].mask) for name, each in known.items()
+            }  # fmt: skip
+        if corrupted is None:
+            logits[source] = without_features(model, known, pair[0])
+            given: Values = {each.at.point.name: each.end(there[each.at.point.name]) for each in zeroed.values()}
+        else:
+            logits[source], given = ran(model, pair[source], line.names)
         metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
         if len(metrics) > 1:
             raise HooklineError(f"features need one metric, got {len(metrics)}: {', '.join(metrics)}")
         with torch.no_grad():
-            changes = {
+            changes = zeroed or {
                 name: FeatureChanges.between(each, there[each.point.name], given[each.point.name], pair[0].mask)
                 for name, each in known.items()
             }
-        return cls(line, known, pair, metrics, [logits[0], logits[1]], given, there, changes)
+        sign = -1.0 if zeroed else 1.0
+        return cls(line, known, pair, metrics, [logits[0], logits[1]], given, there, changes, sign)
 
     @property
     def rows(self) -> int:
@@ -176,7 +203,8 @@ class _Both:
         found = {}
         labels = self.pair[0].labels(self.line.model)
         for name, change in self.changes.items():
-            effects, is_node = change.effects(gradients[change.at.point.name]).sum(0) / self.rows, change.is_node.any(0)
+            effects = change.effects(gradients[change.at.point.name]).sum(0) * self.sign / self.rows
+            is_node = change.is_node.any(0)
             if not by_position:
                 effects, is_node = effects.sum(0, keepdim=True), is_node.any(0, keepdim=True)
             for place, feature in is_node.nonzero().tolist():
@@ -206,7 +234,7 @@ class _Both:
             moved[:, at] = change.change(node.feature)[:, at].to(moved)
             point = change.at.point
             sent.append((moved.view(self.there[point.name].shape), Node(node.label, 0, 0, point)))
-        return true_effects(self.line.model, self.line.prompts, self.metrics, sent, how)
+        return true_effects(self.line.model, self.line.prompts, self.metrics, sent, how) * self.sign
 
 
 class _Direct:
@@ -258,7 +286,7 @@ class _Direct:
     ) -> None:
         for name, gradient in gradients.items():
             if gradient is not None:
-                effects = self.both.changes[name].effects(gradient).sum(0) / self.both.rows
+                effects = self.both.changes[name].effects(gradient).sum(0) * self.both.sign / self.both.rows
                 for node in nodes:
                     if node.point == name:
                         found[node.label, to] = float(effects[self.both.place(node), node.feature].sum())

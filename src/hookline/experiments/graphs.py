@@ -15,7 +15,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.graph_edges import WHOLE, Computed, Edges, GraphNode, LocalModel
 from hookline.experiments.core.labels import about
 from hookline.experiments.core.node_graph import AttributionGraph
-from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
+from hookline.experiments.core.prompts import Prompt, Prompts, check_weights_stay, prompts_of, warn_of_dropout
 from hookline.model import HookedModel
 from hookline.sae.transcoders import Transcoders
 
@@ -85,6 +85,13 @@ def attribution_graph(
 def _one_prompt(model: HookedModel, prompt: Prompt) -> Prompts:
     if not isinstance(model, HookedModel):
         raise HooklineError(f"graphs are of language models with a known anatomy, not of {type(model).__name__}")
+    check_weights_stay(model, "an attribution graph")
+    devices = sorted({str(weight.device) for weight in model.module.parameters()})
+    if len(devices) > 1:
+        raise HooklineError(
+            f"an attribution graph needs a model on one device, but its weights are on {', '.join(devices)}: load it "
+            f"without device_map, in a smaller dtype if it does not fit"
+        )
     text = prompts_of(model, prompt)
     if len(text) != 1:
         raise HooklineError(f"a graph is of one prompt, got {len(text)}: make one graph for each")
@@ -147,13 +154,15 @@ def _graph(
     sums = [
         replace(node, pre_activation=float(x)) if node.is_target else node for node, x in zip(nodes, pre, strict=True)
     ]
+    explained = edges.local.explained()
+    info = about(model, "attribution graph") | ({"explained": explained} if explained else {})
     return AttributionGraph(
         tuple(node for node, kept in zip(sums, is_kept.tolist(), strict=True) if kept),
         full[is_kept][:, is_kept],
         bias[is_kept],
         rest[is_kept],
         tuple(texts),
-        about(model, "attribution graph"),
+        info,
         local=edges,
     )
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import torch
+from torch import Tensor
+
 from hookline.engine.cache import ActivationCache
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn
 from hookline.experiments.core.continuations import continued, prompt_pair
-from hookline.experiments.core.labels import about, said_points
+from hookline.experiments.core.labels import about, number_text, said_points
 from hookline.experiments.core.measure import Options, Reader, measured, metric_values
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
 from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, make_cells, sweep_points
@@ -93,11 +96,22 @@ def both_runs(
     logits = [prompts.padded([base.logits for base in bases]) for bases, prompts in zip(runs, pair, strict=True)]
     metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
     clean, corrupted = (metric_values(metrics, each) for each in logits)
+    _warn_of_blind_metrics(list(metrics), clean, corrupted, are_equal=torch.equal(*logits))
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     info: dict[str, Any] = {"direction": direction, "clean": clean, "corrupted": corrupted}
     given = [base.kept for base in runs[source]]
     reader = Reader(runs[target], pair[target], metrics)
     return Both(reader, given, pair[source].checksum, info, pair[0].labels(model))
+
+
+def _warn_of_blind_metrics(names: list[str], clean: Tensor, corrupted: Tensor, *, are_equal: bool) -> None:
+    """Warn of metrics that are the same in both runs, in every row, although the logits differ."""
+    for name, one, other in zip(names, clean, corrupted, strict=True):
+        if not are_equal and bool((one == other).all()):
+            warn(
+                f"{name} is {number_text(float(one.mean()))} in the clean run and in the corrupted run, although their "
+                f"logits differ: it may read nothing that depends on the prompts"
+            )
 
 
 def check_patch_direction(direction: str) -> None:

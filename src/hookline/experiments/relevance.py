@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
@@ -14,9 +14,10 @@ from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import Estimate, checked_options
 from hookline.experiments.core.continuations import prompt_pair
+from hookline.experiments.core.difference_rules import DifferenceRules
 from hookline.experiments.core.integration import Line, Traced, gradients_of
 from hookline.experiments.core.labels import about, said_points
-from hookline.experiments.core.prompts import Prompt, Prompts
+from hookline.experiments.core.prompts import Prompt, Prompts, check_weights_stay
 from hookline.experiments.core.relevance_rules import Attention, Rules
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
 from hookline.experiments.patching import Direction, into
@@ -27,6 +28,7 @@ __all__ = ["relevance"]
 
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How much relevance may be lost by rounding, as a share of all of it; 1e-4 in other dtypes."""
+RuleSet: TypeAlias = Literal["zero", "difference"]
 _STREAMS = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 
 
@@ -44,6 +46,7 @@ def relevance(
     over: str | Sequence[str] = ("layer", "pos"),
     direction: Direction = "denoise",
     layers: Sequence[int] | None = None,
+    rules: RuleSet = "zero",
     attention: Attention = "frozen",
     check: int = 16,
     seed: int = 0,
@@ -60,6 +63,11 @@ def relevance(
     constants, too (RelP), so that queries and keys have no relevance; with "split", they share it with the values
     (AttnLRP); with "gradient", attention is taken to first order, which estimates heads better.
 
+    With `rules="difference"`, the linear model is not one through zero, but one between the two runs: every function
+    has the slope between its two values, and what is multiplied by the difference of the inputs is the difference of
+    the metrics (DeepLIFT's rule, for norms, products and attention, too). It takes about as long as integrated
+    gradients of five steps.
+
     The rules are found by the torch functions that the model calls. That they cover this model is checked in this run:
     the relevance of the input must be the metric, without what biases and other constants bring about. Otherwise an
     error says where relevance is lost. `info["conservation"]` is the share that is lost, at most 1e-4 in float32, and
@@ -69,12 +77,21 @@ def relevance(
     how = checked_options(direction, None, "activations", check, options)
     if attention not in get_args(Attention):
         raise HooklineError(f'attention is "frozen", "split" or "gradient", got {attention!r}')
+    if rules not in get_args(RuleSet):
+        raise HooklineError(f'rules is "zero" or "difference", got {rules!r}')
+    if rules == "difference" and attention != "frozen":
+        raise HooklineError(f"rules='difference' has its own rule for attention: leave out attention={attention!r}")
+    check_weights_stay(model, "relevance")
     where = sweep_points(model, points, over, layers)
     _check_points(model, where)
     metric, pair = prompt_pair(model, clean, corrupted, metric)
-    line = _LinearLine(model, pair[1 if direction == "denoise" else 0], where.names, attention)
+    target, source = (pair[1], pair[0]) if direction == "denoise" else (pair[0], pair[1])
+    if rules == "difference":
+        line: _LinearLine = _DifferenceLine(model, target, where.names, source)
+    else:
+        line = _LinearLine(model, target, where.names, attention)
     said = about(model, f"{said_points(points)} patched, {into(direction)}, estimated from relevance")
-    said |= {"direction": direction, "attention": attention}
+    said |= {"direction": direction, "rules": rules} | ({"attention": attention} if rules == "zero" else {})
     return Estimate(line, where, pair, direction, how, check, seed).result(metric, said)
 
 
@@ -171,6 +188,43 @@ class _LinearLine(Line):
                 f"nothing at {flat!r} is relevant: with attention='frozen', patterns are constants, and what they are "
                 f"computed from has no relevance. Use attention='gradient' or 'split'"
             )
+
+
+class _DifferenceLine(_LinearLine):
+    """The start of a line, in a run whose gradients are those of the rules between it and another run."""
+
+    def __init__(self, model: HookedModel, prompts: Prompts, points: list[str], other: Prompts) -> None:
+        super().__init__(model, prompts, points, "gradient")
+        self.other, self.info = other, {"conservation": 0.0}
+        self._there: dict[str, Tensor] = {}  # the streams of the other run
+
+    def _ran(self, rows: Sequence[int], hooks: list[Any], *, with_grad: bool) -> Float[Tensor, "batch pos vocab"]:
+        if not with_grad:
+            return super()._ran(rows, hooks, with_grad=with_grad)
+        rules, self._there = DifferenceRules(), {}
+
+        def note(x: Tensor, hook: HookPoint) -> None:
+            self._there[hook.name] = (x if x.requires_grad else x.requires_grad_()).detach()  # as in the other run
+
+        own, self.prompts = self.prompts, self.other
+        try:
+            with torch.enable_grad(), rules.recorded():
+                noted = [*rules.hooks(self.model.module), *((name, note) for name in self.points)]
+                self._end = Line._ran(self, rows, noted, with_grad=True).detach()
+        finally:
+            self.prompts = own
+        with rules:
+            self._logits = Line._ran(self, rows, [*rules.hooks(self.model.module), *hooks], with_grad=True)
+        return self._logits
+
+    def _of_metric(
+        self, metric: Callable[[Tensor], Any], name: str, logits: Tensor, found: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        gradients = gradients_of(metric, name, logits, {**found, "logits": self._logits})
+        end = _relevance(self._end - self._logits, gradients.pop("logits"))
+        kept = {each: _relevance(self._there[each] - found[each], gradients[each]) for each in self.streams}
+        self._check(name, {**kept, "the logits": end}, logits.dtype)
+        return gradients
 
 
 def _zeros(x: Tensor) -> Tensor:

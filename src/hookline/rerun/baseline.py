@@ -142,9 +142,8 @@ class Baseline:
 
     def _current_state(self) -> tuple[object, ...]:
         """What must stay the same between the baseline and its variants: active hooks and weights."""
-        weights = [
-            (id(each), None if each.is_inference() else each._version) for each in self.model.module.parameters()
-        ]
+        loaded = (each for each in self.model.module.parameters() if not each.is_meta)  # accelerate replaces the others
+        weights = [(id(each), None if each.is_inference() else each._version) for each in loaded]
         return active.get(), tuple(self._points.permanent.actions), tuple(weights)
 
     def _check_unchanged(self) -> None:

@@ -9,15 +9,14 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hookline.engine.tensorfile import BAD_CONTENT, read_tensors, reason
 from hookline.errors import HooklineError
 from hookline.sae.autoencoder import SparseAutoencoder
+from hookline.sae.hub_files import downloaded, read_arrays
 from hookline.sae.sae_config import SAEConfig
 from hookline.sae.saefile import checked_weights
 
@@ -78,6 +77,7 @@ def published(
     *,
     registry: str | Path | None = None,
     folder: str | Path | None = None,
+    revision: str | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> SparseAutoencoder:
@@ -87,13 +87,17 @@ def published(
         sae = hookline.sae.published("jbloom/GPT2-Small-SAEs-Reformatted", "blocks.8.hook_resid_pre")   # a hub id
 
     `release` is a name in the registry (see `releases`), or a hub id, and then `sae_id` is a folder in it. With
-    `folder`, a copy of the repository, nothing is downloaded. Formats: SAELens's own, and those of Gemma Scope.
+    `folder`, a copy of the repository, nothing is downloaded. `revision` is a branch, tag or commit on the hub. Files
+    are kept in the hub's cache, and are read from there with HF_HUB_OFFLINE=1. Formats: SAELens's own, and those of
+    Gemma Scope.
     """
     if folder is None and Path(release).is_dir():
         raise HooklineError(
             f"{release} is a folder: use SparseAutoencoder.load({str(Path(release) / sae_id)!r}), or pass the name of "
             f"a release and folder={release!r}"
         )
+    if folder is not None and revision is not None:
+        raise HooklineError(f"revision={revision!r} is one on the hub, but files are read from folder={str(folder)!r}")
     known = Release(release, release, "", {sae_id: sae_id}) if "/" in release else _found(release, registry)
     if sae_id not in known.paths:
         near = get_close_matches(sae_id, list(known.paths), n=4, cutoff=0.3) or list(known.paths)[:4]
@@ -106,7 +110,7 @@ def published(
     path = known.paths[sae_id]
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise HooklineError(f"{sae_id!r} of {release!r} is at {path!r}, which is not a folder in the repository")
-    where = Path(folder) / path if folder is not None else _downloaded(known.repo_id, path)
+    where = Path(folder) / path if folder is not None else downloaded(known.repo_id, [f"{path}/*"], revision) / path
     if known.format in ("gemma_2", "gemma_3"):
         return _of_gemma_scope(where, known, path).to(device=device, dtype=dtype)
     sae = SparseAutoencoder.load(
@@ -123,16 +127,6 @@ def _found(release: str, registry: str | Path | None) -> Release:
         hint = f"did you mean {', '.join(map(repr, near))}?" if near else "hookline.sae.releases() lists them"
         raise HooklineError(f"there is no release {release!r}: {hint}")
     return every[release]
-
-
-def _downloaded(repo_id: str, path: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repo_id, allow_patterns=[f"{path}/*"])) / path
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise HooklineError(f"{repo_id!r} cannot be downloaded from the hub: {reason(error)}") from error
 
 
 def _overridden(cfg: SAEConfig, given: Mapping[str, Any]) -> SAEConfig:
@@ -188,8 +182,4 @@ def _arrays(file: Path) -> dict[str, Tensor]:
     """The arrays of a file of weights."""
     if file.suffix == ".safetensors":
         return read_tensors(file, "sae", called="an autoencoder's weights", writer=None)[0]
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: torch.tensor(x) for name, x in arrays.items()}
-    except (OSError, EOFError, MemoryError, BadZipFile, *BAD_CONTENT) as error:
-        raise HooklineError(f"{file} cannot be read: {reason(error)}") from error
+    return read_arrays(file)

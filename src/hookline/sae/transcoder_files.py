@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hookline.engine.tensorfile import make_folder, read_json, read_tensors, taking_apart, write_bytes, write_tensors
 from hookline.errors import HooklineError
+from hookline.sae.hub_files import downloaded, is_hub_id, read_arrays
 
 if TYPE_CHECKING:
     from hookline.sae.transcoders import Transcoder, TranscoderOrigin
@@ -57,6 +58,42 @@ def read_transcoders(folder: Path, *, check: bool = True) -> tuple[Found, dict[s
     )
 
 
+def folder_of(path: str | Path, revision: str | None = None) -> Path:
+    """The folder itself, or that of a hub id in the local cache, with the files that it needs."""
+    if not is_hub_id(path):
+        if revision is not None:
+            raise HooklineError(f"revision={revision!r} is one on the hub, but {str(path)!r} is a path here")
+        return Path(path)
+    owner, name, *inner = str(path).split("/")
+    repository, within = f"{owner}/{name}", "/".join([*inner, ""])
+    folder = downloaded(repository, [f"{within}{CONFIG}", f"{within}*{SAELENS_CONFIG}"], revision) / within
+    if not (folder / CONFIG).is_file():
+        wanted = _saelens_weights(folder, str(path))
+    elif "transcoders" in (_config(folder) or {}):
+        return folder  # its files are in other repositories
+    else:
+        wanted = ["layer_*.safetensors", "W_*.safetensors"]
+    return downloaded(repository, [within + each for each in wanted], revision) / within
+
+
+def _saelens_weights(folder: Path, path: str) -> list[str]:
+    """The files of weights that belong to the configs of a folder in SAELens's format."""
+    configs = [*folder.glob(SAELENS_CONFIG), *folder.glob(f"*/{SAELENS_CONFIG}")]
+    kinds = {str(read_json(each).get("architecture")) for each in configs}
+    if not kinds & _ARCHITECTURES.keys():
+        raise HooklineError(
+            f"{path!r} has no transcoders: expected {CONFIG} (circuit-tracer), or {SAELENS_CONFIG} with one of the "
+            f"architectures {', '.join(_ARCHITECTURES)} (SAELens), but there is "
+            f"{', '.join(sorted(kinds)) or 'no such file, or only in deeper folders'}"
+        )
+    return [(each.parent / SAELENS_WEIGHTS).relative_to(folder).as_posix() for each in configs]
+
+
+def _config(folder: Path) -> Any:
+    with (folder / CONFIG).open(encoding="utf-8") as file:
+        return yaml.safe_load(file)
+
+
 def write_transcoders(folder: Path, transcoders: Sequence[Transcoder], origin: TranscoderOrigin, format: str) -> None:
     """Write a folder in one of the formats; each file whole or not at all."""
     if format not in ("circuit-tracer", "saelens"):
@@ -72,10 +109,17 @@ def write_transcoders(folder: Path, transcoders: Sequence[Transcoder], origin: T
 
 
 def _read_circuit_tracer(folder: Path, check: bool) -> tuple[Found, dict[str, Any]]:
-    config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    config = _config(folder)
     if not isinstance(config, dict) or config.get("model_kind") not in (_SET, _CROSS):
         raise HooklineError(f"{folder / CONFIG} must have a model_kind, {_SET} or {_CROSS}")
     is_cross = config["model_kind"] == _CROSS
+    if config.get("activation", "relu") not in ("relu", "jumprelu", "jump_relu", None):
+        raise HooklineError(
+            f"{folder / CONFIG} has the activation {config['activation']!r}, which is not supported: features are "
+            f"ReLU, or JumpReLU with a threshold"
+        )
+    if "transcoders" in config:
+        return _listed(config["transcoders"], folder, is_cross, check), _origin(config)
     layers = _layers(folder, "W_enc_{}" if is_cross else "layer_{}")
     found: Found = []
     for layer in layers:
@@ -84,14 +128,45 @@ def _read_circuit_tracer(folder: Path, check: bool) -> tuple[Found, dict[str, An
         for name in names:
             given |= _tensors(folder / f"{name}.safetensors", check)
         weights = {name.removesuffix(f"_{layer}") if is_cross else name: x for name, x in given.items()}
-        weights["W_enc"] = weights["W_enc"].T
-        if _THRESHOLD in weights:
-            weights["threshold"] = weights.pop(_THRESHOLD)
-        if "threshold" in weights:
-            weights["threshold"] = weights["threshold"].expand_as(weights["b_enc"])
-        found.append((layer, weights, {"writes": range(layer, len(layers))} if is_cross else {}))
-    ours = {"model_kind", "feature_input_hook", "feature_output_hook", "model_name", "hookline_weights"}
-    return found, {
+        found.append((layer, _as_ours(weights), {"writes": range(layer, len(layers))} if is_cross else {}))
+    return found, _origin(config)
+
+
+def _as_ours(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a layer in circuit-tracer's layout, as those of a `Transcoder`."""
+    weights["W_enc"] = weights["W_enc"].T
+    if _THRESHOLD in weights:
+        weights["threshold"] = weights.pop(_THRESHOLD)
+    if "threshold" in weights:
+        weights["threshold"] = weights["threshold"].expand_as(weights["b_enc"])
+    return weights
+
+
+def _listed(paths: Sequence[str], folder: Path, is_cross: bool, check: bool) -> Found:
+    """The transcoders of files that a config lists by layer: hf://owner/name/file?revision=…, or in its folder."""
+    if is_cross:
+        raise HooklineError(f"{folder / CONFIG} lists the files of a {_CROSS}, which is not supported")
+    found: Found = []
+    for layer, path in enumerate(paths):
+        if path.startswith("hf://"):
+            owner, name, inner = path.removeprefix("hf://").split("/", 2)
+            inner, _, revision = inner.partition("?revision=")
+            file = downloaded(f"{owner}/{name}", [inner], revision or None) / inner
+        else:
+            file = folder / path
+            if Path(path).is_absolute() or ".." in Path(path).parts:
+                raise HooklineError(f"{folder / CONFIG} lists {path!r}, which is not in its folder")
+        if file.suffix == ".npz":  # of Gemma Scope
+            weights = {name: _check(x, f"{name} in {file}") for name, x in read_arrays(file).items()}
+        else:
+            weights = _as_ours(_tensors(file, check))
+        found.append((layer, weights, {}))
+    return found
+
+
+def _origin(config: dict[str, Any]) -> dict[str, Any]:
+    ours = {"model_kind", "feature_input_hook", "feature_output_hook", "model_name", "hookline_weights", "transcoders"}
+    return {
         "reads": str(config["feature_input_hook"]),
         "writes": str(config["feature_output_hook"]),
         "model_name": config.get("model_name"),
@@ -212,11 +287,10 @@ def _tensors(path: Path, check: bool) -> dict[str, Tensor]:
     if not path.exists():
         raise HooklineError(f"{path} is missing")
     found, _ = read_tensors(path, _KIND, called="a transcoder's weights", writer=None, check=check)
-    for name, x in found.items():
-        _check(x, f"{name} in {path}")
-    return found
+    return {name: _check(x, f"{name} in {path}") for name, x in found.items()}
 
 
-def _check(x: Tensor, what: str) -> None:
+def _check(x: Tensor, what: str) -> Tensor:
     if not x.is_floating_point() or not bool(x.isfinite().all()):
         raise HooklineError(f"{what} has values that are not finite floats")
+    return x

@@ -247,13 +247,19 @@ class Transcoders(nn.Module):
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         check: bool = True,
+        revision: str | None = None,
     ) -> Self:
         """Load a folder in the format of circuit-tracer (a set, or a cross-layer transcoder) or of SAELens.
 
+            Transcoders.load("my_transcoders")
+            Transcoders.load("owner/name")                 # a repository of the hub, or owner/name/folder
+
         In SAELens's format, the folder has one transcoder, or one folder for each layer. Weights that are not finite
-        are refused; files that hookline wrote have checksums, which `check=False` ignores.
+        are refused; files that hookline wrote have checksums, which `check=False` ignores. `revision` is a branch, tag
+        or commit on the hub.
         """
-        found, origin = transcoder_files.read_transcoders(Path(path), check=check)
+        folder = transcoder_files.folder_of(path, revision)
+        found, origin = transcoder_files.read_transcoders(folder, check=check)
         each = [Transcoder(layer, weights, **options) for layer, weights, options in found]
         return cls(each, TranscoderOrigin(**origin)).to(device=device, dtype=dtype)
 

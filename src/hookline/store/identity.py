@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from itertools import chain
 from typing import Any
@@ -79,12 +80,32 @@ def _config_digest(config: Any) -> str:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """A checksum of the names, shapes and values of all parameters and buffers. Each is read once, on its device."""
+    """A checksum of the names, shapes and values of all parameters and buffers. Each is read once, on its device.
+
+    Weights that accelerate offloads are read from where it keeps them, so that the checksum is that of the same model
+    in memory.
+    """
     found = hashlib.blake2b(digest_size=16)
     named = dict(chain(module.named_parameters(), module.named_buffers()))
-    for name, each in zip(named, _checksums(named.values()), strict=True):
+    tied: Mapping[str, str] = getattr(module, "all_tied_weights_keys", None) or {}
+    names = [name for name, x in named.items() if not (x.is_meta and tied.get(name) in named)]
+    tensors = (_offloaded(module, name) if named[name].is_meta else named[name] for name in names)
+    for name, each in zip(names, _checksums(tensors), strict=True):
         found.update(f"{name} {each}".encode())
     return found.hexdigest()
+
+
+def _offloaded(root: nn.Module, name: str) -> Tensor:
+    """A weight that accelerate loads when its module, or one around it, runs; on "meta" if there is none."""
+    parts = name.split(".")
+    for at in range(len(parts) - 1, -1, -1):
+        hook = getattr(root.get_submodule(".".join(parts[:at])), "_hf_hook", None)
+        for each in getattr(hook, "hooks", (hook,)):
+            kept = getattr(each, "weights_map", None)
+            with suppress(KeyError):
+                if kept is not None:
+                    return kept[".".join(parts[at:])]
+    return getattr(root.get_submodule(".".join(parts[:-1])), parts[-1])
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:

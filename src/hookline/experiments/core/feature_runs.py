@@ -108,6 +108,18 @@ class FeatureChanges:
         moved = at.sae.decode(features, x) - at.sae.decode(own, x)
         return cls(at, x, own, features, (y.float() - x.float()) - moved, mask)
 
+    @classmethod
+    def to_zero(cls, at: Dictionary, there: Tensor, mask: Tensor) -> FeatureChanges:
+        """From the activation of a run to one without features and error."""
+        x, own = at.split(there)
+        return cls(at, x, own, torch.zeros_like(own), at.sae.decode(own, x).float() - x.float(), mask)
+
+    def end(self, like: Tensor) -> Tensor:
+        """The activation with all changes, in the shape and dtype of another."""
+        x = self.there.float()
+        moved = self.at.sae.decode(self.given, self.there) - self.at.sae.decode(self.own, self.there)
+        return (x + moved.float() + self.error).to(like).view(like.shape)
+
     @property
     def is_node(self) -> Bool[Tensor, "batch pos node"]:
         """Which features differ between the two runs; the error is the last."""
@@ -141,6 +153,7 @@ class FeatureRuns:
     """Runs of one prompt in which the nodes of a mask have the values of the run, and all others those of another.
 
     A feature outside the mask has its value in the corrupted run, and an error outside it is that of the corrupted run.
+    Without a corrupted prompt, both are 0.
     """
 
     def __init__(
@@ -149,11 +162,14 @@ class FeatureRuns:
         known: Mapping[str, Dictionary],
         units: Sequence[tuple[str, int]],
         clean: Prompts,
-        corrupted: Prompts,
+        corrupted: Prompts | None,
     ) -> None:
         self.model, self.prompt = model, clean
-        _, far = ran(model, corrupted, [each.point.name for each in known.values()])
-        self._far = {name: each.split(far[each.point.name]) for name, each in known.items()}
+        self._far: dict[str, tuple[Tensor, Tensor]] = {}
+        """The activation and the features of the corrupted run at each point, if there is one."""
+        if corrupted is not None:
+            _, far = ran(model, corrupted, [each.point.name for each in known.values()])
+            self._far = {name: each.split(far[each.point.name]) for name, each in known.items()}
         self._known = known
         self._numbers: dict[str, Int[Tensor, " d_sae_1"]] = {}
         """The number of the unit of each feature, the error last; the last number is that of no unit."""
@@ -166,32 +182,46 @@ class FeatureRuns:
         self, masks: Sequence[Bool[Tensor, "unit place"]], positions: Sequence[int], most: int | None = None
     ) -> Iterator[tuple[Sequence[int], Float[Tensor, "row pos vocab"]]]:
         """Numbers of some masks, `most` of them at once, with the logits of their runs at these positions."""
-        size = 16 * max(features.shape[-1] for _, features in self._far.values()) * self.prompt.width
+        size = 16 * max(each.sae.d_sae for each in self._known.values()) * self.prompt.width
         return in_batches(self._run, masks, positions, most, self.prompt.width, size)
 
     @torch.no_grad()
     def _run(self, masks: Bool[Tensor, "row unit place"]) -> Float[Tensor, "row pos vocab"]:
         rows, device = len(masks), self.prompt.tokens.device
-        kept = torch.cat([masks, torch.zeros_like(masks[:, :1])], 1).to(device)
+        kept = torch.cat([masks, masks.new_zeros(rows, 1, masks.shape[-1])], 1).to(device)
         hooks: list[Any] = [(each.point.name, self._mixer(name, kept)) for name, each in self._known.items()]
         with drawn_once(rows), left_out("its features are masked"):
             return self.model.run_with_hooks(self.prompt.tokens.expand(rows, -1), fwd_hooks=hooks)
 
     def _mixer(self, name: str, kept: Bool[Tensor, "row unit_1 place"]) -> Any:
         at, rows = self._known[name], len(kept)
-        far, far_features = (x.expand(rows, -1, -1) for x in self._far[name])
+        far = [x.expand(rows, -1, -1) for x in self._far.get(name, ())]
         sae, numbers = at.sae, self._numbers[name]
 
         def mix(x: Tensor) -> Tensor:
             own, features = at.split(x)
             mask = kept[:, numbers].transpose(1, 2)  # row, place, feature
-            mixed = torch.where(mask[..., :-1], features, far_features)
+            mixed = torch.where(mask[..., :-1], features, far[1] if far else torch.zeros_like(features))
             # From the run whose error it has, so that a run with all nodes, or none, has just that activation.
             inside = own + (sae.decode(mixed, own) - sae.decode(features, own)).to(x)
-            outside = far + (sae.decode(mixed, far) - sae.decode(far_features, far)).to(x)
+            if far:
+                outside = far[0] + (sae.decode(mixed, far[0]) - sae.decode(far[1], far[0])).to(x)
+            else:
+                outside = sae.decode(mixed, own).to(x)
             return torch.where(mask[..., -1:], inside, outside).view(x.shape)
 
         return mix
+
+
+def without_features(
+    model: HookedModel, known: Mapping[str, Dictionary], prompts: Prompts
+) -> Float[Tensor, "batch pos vocab"]:
+    """The logits of runs in which all features and errors are 0."""
+    none, rows = torch.zeros(1, 0, 1, dtype=torch.bool), []
+    for row in range(len(prompts)):
+        alone = Prompts.of_rows([prompts.row(row)[0]])
+        rows.append(FeatureRuns(model, known, [], alone, None)._run(none)[0])
+    return prompts.padded(rows)
 
 
 def feature_nodes(scores: Result, known: Mapping[str, Dictionary]) -> list[FeatureNode]:
@@ -207,3 +237,13 @@ def feature_nodes(scores: Result, known: Mapping[str, Dictionary]) -> list[Featu
                 f"the scores have the feature {node.label!r}, but the autoencoder there has {size}: it is another one"
             )
     return found
+
+
+def check_ablation(scores: Result, corrupted: Any) -> None:
+    """Raise if scores are not of the same replacement of features: by those of a corrupted run, or by 0."""
+    is_zero = scores.info.get("ablation") == "zero"
+    if is_zero != (corrupted is None):
+        what = (
+            "of features set to 0: pass corrupted=None" if is_zero else "of features of a corrupted run: pass it, too"
+        )
+        raise HooklineError(f"the scores are {what}, or compute them again")

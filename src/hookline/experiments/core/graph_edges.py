@@ -87,6 +87,13 @@ class LocalModel:
         """The layers that have a transcoder."""
         return self.transcoders.layers if self.transcoders is not None else []
 
+    def explained(self) -> dict[str, float]:
+        """The part of each MLP's output that its transcoder reconstructs, by layer; negative if zeros were better."""
+        kept = [pos for pos in range(self.run.n_pos) if pos not in self.errors_only]
+        sizes = {layer: float(self.run.outputs[layer][kept].float().square().sum()) for layer in self.errors}
+        missed = {layer: float(x[kept].float().square().sum()) for layer, x in self.errors.items()}
+        return {str(layer): 1 - missed[layer] / size for layer, size in sizes.items() if size}
+
     def active(self, layer: int, inputs: Mapping[Reader, Tensor]) -> Float[Tensor, "pos d_sae"]:
         """The activations of a layer's features; 0 at positions that have an error only."""
         assert self.transcoders is not None

@@ -258,7 +258,18 @@ class AttributionGraph:
         scores = ", ".join(f"{name} {number_text(value)}" for name, value in self.scores.items())
         logits = ", ".join(f"{node.text!r} {node.probability:.2f}" for node in self.of("logit")[:5])
         links = int((self.edges != 0).sum())
-        return f"AttributionGraph of {''.join(self.tokens)!r}: {count}, {links} edges\n  {logits}; {scores}"
+        return f"AttributionGraph of {''.join(self.tokens)!r}: {count}, {links} edges\n  {logits}; {scores}{self._fit}"
+
+    @property
+    def _fit(self) -> str:
+        """How well transcoders reconstruct, if there are any."""
+        found: dict[str, float] = self.info.get("explained") or {}
+        if not found:
+            return ""
+        poor = [layer for layer, value in found.items() if value < 0]
+        said = f"\n  MLP outputs explained: {number_text(sum(found.values()) / len(found))} on average"
+        why = "attention sinks (errors_only=…), or transcoders of another layer or model?"
+        return f"{said}; worse than by zeros in layers {', '.join(poor)}: {why}" if poor else said
 
     @property
     def _weights(self) -> Float[Tensor, " node"]:

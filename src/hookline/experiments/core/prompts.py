@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hookline.engine.hooked import HookList
 from hookline.engine.points import HookPoint
+from hookline.engine.split_values import check_not_sharded
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import token_labels
 from hookline.model import HookedModel
@@ -185,6 +186,18 @@ def check_has_weights(model: HookedModel) -> None:
     weight = next(embed.parameters(), None)
     if weight is not None and weight.is_meta and not hasattr(embed, "_hf_hook"):  # accelerate loads offloaded weights
         raise HooklineError('the model is on the device "meta", without weights, and cannot be run: load it elsewhere')
+
+
+def check_weights_stay(model: HookedModel, what: str) -> None:
+    """Raise if the model is sharded over processes, or if weights are loaded only while their module runs."""
+    check_not_sharded(model._points.root, what)
+    if any(weight.is_meta for weight in model.module.parameters()):
+        check_has_weights(model)
+        raise HooklineError(
+            f"{what} is not available on a model whose weights are offloaded by accelerate, and loaded only while a "
+            f"module runs: load it without offloading (device_map=None, no cpu_offload), in a smaller dtype if it does "
+            f"not fit, or use attribution.attribution_patching, which also works here"
+        )
 
 
 def _are_ids(given: Any) -> bool:

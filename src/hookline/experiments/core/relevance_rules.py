@@ -199,17 +199,20 @@ class Rules(TorchFunctionMode):
         found: list[tuple[str, Callable[..., Any]]] = []
         for name, each in module.named_modules():
             if name and _is_activation(each):
-                found += [(f"{name}.input", self._enter), (name, self._leave)]
+                found += [(f"{name}.input", self._enter), (name, self._left_by(each))]
         return found
 
     def _enter(self, x: Tensor, hook: Any) -> None:  # noqa: ARG002
         self._inputs.append(x)
 
-    def _leave(self, y: Tensor, hook: Any) -> Tensor:  # noqa: ARG002
-        try:
-            return self._linear(_identity, lambda _: y.detach(), self._inputs[-1:])
-        finally:
-            self._inputs.pop()
+    def _left_by(self, module: nn.Module) -> Callable[..., Any]:  # noqa: ARG002
+        def leave(y: Tensor) -> Tensor:
+            try:
+                return self._linear(_identity, lambda _: y.detach(), self._inputs[-1:])
+            finally:
+                self._inputs.pop()
+
+        return leave
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call a function, by its rule if there is one."""
@@ -258,7 +261,7 @@ class Rules(TorchFunctionMode):
             return linear(*(args[at] for at in active))
         self._tape.append((rule, linear))
         found = linear(*(args[at] for at in active))
-        return value if found is value else _WithValue.apply(value, found)
+        return with_value(value, found)
 
 
 class _WithValue(torch.autograd.Function):
@@ -271,6 +274,11 @@ class _WithValue(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # noqa: ARG004
         return None, gradient
+
+
+def with_value(value: Any, linear: Any) -> Any:
+    """The value of a function, with the gradient of a linear one."""
+    return value if linear is value else _WithValue.apply(value, linear.to(value.dtype))
 
 
 def _plain(x: Any) -> Any:
