@@ -3,6 +3,7 @@
 import _thread
 import signal
 import sys
+import threading
 import weakref
 
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 import hookline
 from hookline.edits import zero
 from hookline.engine import interception, taps
-from hookline.engine.blocks import UndoBlock, _entries, covered, end_all, surely
+from hookline.engine.blocks import UndoBlock, _entries, covered, end_all, entered, surely
 from hookline.engine.modes import GradMode
 from hookline.engine.skipping import Skipping
 from hookline.experiments import patching
@@ -59,6 +60,41 @@ def test_a_plain_exit_is_skipped() -> None:
         fail_with_a_signal_pending()
     assert block.events == ["open"]
     block.end()
+
+
+class Interrupted:
+    """A context manager written in C as far as Python can tell: an interrupt arrives while it is entered."""
+
+    __enter__ = _thread.interrupt_main
+
+    def __init__(self) -> None:
+        self.is_left = False
+
+    def __exit__(self, *_) -> None:
+        self.is_left = True
+
+
+def test_an_interrupt_while_a_lock_is_taken_does_not_skip_its_release() -> None:
+    block = Interrupted()
+    with pytest.raises(KeyboardInterrupt), entered(block):
+        id(block)  # where a pending interrupt is raised at the latest
+    assert block.is_left
+
+
+def test_a_lock_that_is_taken_plainly_is_not_released() -> None:
+    """What `entered` is for, from Python 3.14 on: if Python no longer does that, it can go."""
+    block = Interrupted()
+    with pytest.raises(KeyboardInterrupt), block:
+        id(block)
+    assert block.is_left == (sys.version_info < (3, 14))
+
+
+def test_a_lock_that_was_entered_is_one() -> None:
+    lock = threading.RLock()
+    with entered(lock), entered(lock) as is_taken:
+        assert is_taken
+        assert lock._is_owned()
+    assert not lock._is_owned()
 
 
 def test_covered_changes_the_entry_alone() -> None:

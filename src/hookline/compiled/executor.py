@@ -26,6 +26,7 @@ from hookline.compiled.sampling import Sampling, sampling_of
 from hookline.compiled.tables import spec_of
 from hookline.compiled.variants import CompileOptions, Variant
 from hookline.engine.actions import Action, PointAction, Record
+from hookline.engine.blocks import entered
 from hookline.engine.compiling import why_left_out
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.plan import Plan
@@ -50,7 +51,7 @@ class CompiledRuns:
         self._features: dict[Site, Features] = {}
         self._idle: dict[tuple[Any, ...], list[Any]] = {}
         self._variants: list[tuple[State, Variant]] = []
-        self._lock = threading.RLock()
+        self._lock = entered(threading.RLock())
         self._past = 0
         self._traced: dict[Any, list[Any]] = {}
         self.repeats = Repeats(options.limit, options.seconds)

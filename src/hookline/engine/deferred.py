@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hookline.engine.blocks import entered
 from hookline.engine.snapshots import shared
 
 
@@ -151,7 +152,7 @@ class Activations(MutableMapping[str, Tensor]):
         return dict, (read_once(self),)
 
 
-_lock = threading.Lock()
+_lock = entered(threading.Lock())
 
 
 def read_once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -102,7 +102,10 @@ def _references(given: object) -> int:
 
 
 def _references_of_one() -> int:
-    given = object()
+    try:  # `edit` has one too: after it, Python 3.14 counts references that it otherwise borrows
+        given = object()
+    except MemoryError:
+        raise
     return _references(given)
 
 
