@@ -29,6 +29,7 @@ from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.blocks import entered
 from hookline.engine.compiling import why_left_out
 from hookline.engine.hook_actions import HookAction
+from hookline.engine.modes import GradMode
 from hookline.engine.plan import Plan
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.recorder import Recorder
@@ -353,7 +354,7 @@ class CompiledRuns:
         module: Any = self.points.root
 
         def look() -> None:
-            with Run(module, [Record(point, recorder) for point in points.values()], is_one_pass=True), torch.no_grad():
+            with Run(module, [Record(point, recorder) for point in points.values()], is_one_pass=True), GradMode(False):
                 module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=module.device), use_cache=False)
 
         with in_pass(None):

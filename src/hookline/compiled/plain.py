@@ -7,9 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
+from hookline.engine.modes import GradMode
+
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
     """Without gradients, and without inference mode: its tensors could not be used again outside it."""
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), GradMode(False):
         yield
