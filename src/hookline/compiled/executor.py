@@ -19,7 +19,7 @@ from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static
 from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
-from hookline.compiled.plain import plain_tensors
+from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
 from hookline.compiled.repeats import Repeats
 from hookline.compiled.sampling import Sampling, sampling_of
@@ -219,7 +219,7 @@ class CompiledRuns:
             self.refused(state)
             return None
         try:
-            with plain_tensors():
+            with PlainTensors():
                 return state.logits(run)
         finally:
             self.give_back(state)
@@ -230,7 +230,7 @@ class CompiledRuns:
             return why
         if tails.room_for(run, self._features) > tails.MOST:
             return "a batch of variants is too large for tensors of its own"
-        with plain_tensors():
+        with PlainTensors():
             return tails.TailState(self, run, self._features)
 
     def _unknown(self, points: Sequence[HookPoint]) -> str | None:

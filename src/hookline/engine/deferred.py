@@ -34,7 +34,7 @@ class Deferred:
     def compute(self) -> Tensor:
         """Return a new tensor, or one that shares memory with nothing that can be written to."""
         sources = self.sources()
-        with _as_in_run(), torch.inference_mode(sources[0].is_inference()), GradMode(False):
+        with _as_in_run(), torch._C._InferenceMode(sources[0].is_inference()), GradMode(False):
             x = self._result()
             memory = x.untyped_storage()
             is_new = all(memory is not each.untyped_storage() for each in sources)
