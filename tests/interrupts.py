@@ -1,5 +1,6 @@
 """Real signals at random instants, and everything that they must not change."""
 
+import _thread
 import random
 import signal
 import time
@@ -11,6 +12,7 @@ from torch import Tensor, nn, overrides
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hookline.engine import blocks, compiling, detours, interception, operators, schedule, taps
+from hookline.engine.blocks import entered
 from hookline.engine.calls import running
 
 _PLACES = (
@@ -94,3 +96,26 @@ class Signals:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
             pass
+
+
+class Interrupted:
+    """A context manager written in C as far as Python can tell: an interrupt arrives while it is entered."""
+
+    __enter__ = _thread.interrupt_main
+
+    def __init__(self) -> None:
+        self.is_left = False
+
+    def __exit__(self, *_: object) -> None:
+        self.is_left = True
+
+
+def is_left(is_entered: bool) -> bool:
+    """Whether such a context manager is left, entered by `entered` or by a plain `with`."""
+    block: Any = Interrupted()
+    try:
+        with entered(block) if is_entered else block:
+            id(block)  # where a pending interrupt is raised at the latest
+    except KeyboardInterrupt:
+        return block.is_left
+    raise AssertionError("no interrupt")

@@ -118,7 +118,8 @@ USAGE += [
     ["plan", "x", "--length", "x"],
 ]
 ERRORS = [["points", "no/such/folder"], ["points", "tinywrld"], ["points", "tinyworld", "nothing.*"]]
-ERRORS += [["store", "info", "nowhere"], ["store", "info", "script.py"], ["plan", "tinyworld", "--dtype", "float99"]]
+ERRORS += [["store", "info", "nowhere"], ["store", "verify", "nowhere"], ["store", "info", "script.py"]]
+ERRORS += [["plan", "tinyworld", "--dtype", "float99"]]
 ERRORS += [["explore", "--export", "no/such/page.html"], ["demo", "--out", "script.py"], ["points", "x" * 5000]]
 
 

@@ -1,8 +1,8 @@
 """Run hookline with the oldest and the newest versions that pyproject.toml promises, and print what fails.
 
-    python benchmarks/matrix.py                                   # every combination, in environments made with uv
-    python benchmarks/matrix.py --python 3.12 --torch 2.8.0 --transformers 5.22.2
-    python benchmarks/matrix.py --env path/to/environment         # one that exists, with its versions
+    python tools/matrix.py                                       # every combination, in environments made with uv
+    python tools/matrix.py --python 3.12 --torch 2.8.0 --transformers 5.22.2
+    python tools/matrix.py --env path/to/environment             # one that exists, with its versions
 
 An environment is kept in `--folder` and used again. Versions that no index has, and Pythons that uv cannot install, are
 rows of the table too. Each combination runs a smoke test and then the chosen tests; the exit status is 1 if any fails.
@@ -24,6 +24,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+NEWEST = {"torch": "2.15.0", "transformers": "5.22.2"}
+"""The newest versions that were tried; constraints.txt pins what the project is developed with."""
+OLDEST = {"3.14": {"torch": "2.9.0"}}
+"""Where a Python needs more than pyproject.toml says: torch 2.8 has no wheels for 3.14."""
 TESTS = (
     *("tests/test_front_door.py", "tests/test_load.py", "tests/test_model.py", "tests/test_cli.py"),
     *("tests/engine", "tests/hooks", "tests/transformer", "tests/weights", "tests/vision", "tests/demo"),
@@ -63,14 +67,17 @@ class Row(NamedTuple):
         return self.smoke == "ok" and "failed" not in self.tests and "error" not in self.tests
 
 
-def bounds(name: str) -> tuple[str, str]:
-    """The oldest version that pyproject.toml allows of a package, and the newest, which constraints.txt pins."""
+def oldest(name: str, python: str) -> str:
+    """The oldest version of a package that pyproject.toml allows and this Python can have."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lower = next(re.fullmatch(rf"{name}>=([\d.]+)", each) for each in project["dependencies"] if each.startswith(name))
     assert lower is not None, f"{name} has no lower bound"
-    pinned = re.search(rf"^{name}==([\d.]+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    assert pinned is not None, f"{name} is not in constraints.txt"
-    return lower[1] + ".0" * (2 - lower[1].count(".")), pinned[1]
+    return OLDEST.get(python, {}).get(name) or lower[1] + ".0" * (2 - lower[1].count("."))
+
+
+def versions_of(name: str, python: str, asked: list[str] | None) -> list[str]:
+    """The versions of a package to try with a Python: those asked for, or the oldest and the newest."""
+    return asked or [oldest(name, python), NEWEST[name]]
 
 
 def made(folder: Path, python: str, torch: str, transformers: str, backend: str) -> Path | str:
@@ -80,10 +87,11 @@ def made(folder: Path, python: str, torch: str, transformers: str, backend: str)
         return "uv is not installed: pip install uv"
     if (path / ".ready").exists():
         return path
-    install = [uv, "pip", "install", "--quiet", "--python", str(path)]
+    install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(path)]
+    for_torch = ["--torch-backend", backend] if backend else []
     for step in (
         [uv, "venv", "--quiet", "--clear", "--python", python, str(path)],
-        [*install, "--torch-backend", backend, f"torch=={torch}"],
+        [*install, *for_torch, f"torch=={torch}"],
         [*install, "--no-deps", "accelerate"],
         [*install, *NEEDED, "psutil", f"torch=={torch}", f"transformers=={transformers}", "--editable", str(ROOT)],
     ):
@@ -124,22 +132,24 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", nargs="+", default=PYTHONS)
-    parser.add_argument("--torch", nargs="+", default=bounds("torch"))
-    parser.add_argument("--transformers", nargs="+", default=bounds("transformers"))
-    parser.add_argument("--torch-backend", default="cpu", help="what uv installs torch for (see uv pip install)")
+    parser.add_argument("--torch", nargs="+")
+    parser.add_argument("--transformers", nargs="+")
+    parser.add_argument("--torch-backend", default="cpu", help="what uv installs torch for; '' for what the index has")
     parser.add_argument("--env", nargs="+", type=Path, default=[], help="environments that exist")
     parser.add_argument("--tests", nargs="*", default=TESTS)
     parser.add_argument("--folder", type=Path, default=ROOT / "out" / "matrix")
     parser.add_argument("--seconds", type=float, default=3600)
     asked = parser.parse_args()
     rows = [tried(path, list(asked.tests), asked.seconds) for path in asked.env]
-    combinations = itertools.product(asked.python, asked.torch, asked.transformers) if not asked.env else ()
-    for python, torch, transformers in combinations:
-        path = made(asked.folder, python, torch, transformers, asked.torch_backend)
-        is_made = isinstance(path, Path)
-        rows.append(
-            tried(path, list(asked.tests), asked.seconds) if is_made else Row(python, torch, transformers, str(path))
-        )
+    for python in asked.python if not asked.env else ():
+        both = (versions_of(name, python, getattr(asked, name)) for name in NEWEST)
+        for torch, transformers in itertools.product(*both):
+            path = made(asked.folder, python, torch, transformers, asked.torch_backend)
+            rows.append(
+                tried(path, list(asked.tests), asked.seconds)
+                if isinstance(path, Path)
+                else Row(python, torch, transformers, path)
+            )
     print("| Python | torch | transformers | smoke test | tests |\n|---|---|---|---|---|")
     for row in rows:
         print(f"| {row.python} | {row.torch} | {row.transformers} | {row.smoke} | {row.tests} |")

@@ -271,6 +271,24 @@ def test_a_hook_may_ask_autograd_itself(net, x) -> None:
     assert net.module.fc1.weight.grad.eq(0).all()
 
 
+def nodes(out) -> int:
+    """How many nodes the graph of a tensor has."""
+    found, todo = set(), [out.grad_fn]
+    while todo:
+        if (node := todo.pop()) is not None and node not in found:
+            found.add(node)
+            todo += [before for before, _ in node.next_functions]
+    return len(found)
+
+
+def test_what_a_hook_keeps_is_in_the_graph_and_what_it_only_reads_is_not(net, x) -> None:
+    """Whether it keeps the tensor is known from the number of references, which each version of Python counts anew."""
+    kept, plain = [], nodes(net(x))
+    assert nodes(net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: None)])) == plain
+    assert nodes(net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: kept.append(h.detach().mean()))])) == plain
+    assert nodes(net.run_with_hooks(x, fwd_hooks=[("fc1", lambda h: kept.append(h))])) > plain
+
+
 def test_incl_bwd_without_a_point_that_has_gradients() -> None:
     net = hookline.hook(nn.Embedding(3, 2))
     with pytest.raises(HooklineError, match="gradient"):

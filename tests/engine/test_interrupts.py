@@ -2,7 +2,9 @@
 
 import _thread
 import signal
+import subprocess
 import sys
+import threading
 import weakref
 
 import pytest
@@ -15,7 +17,7 @@ from torch import nn
 import hookline
 from hookline.edits import zero
 from hookline.engine import interception, taps
-from hookline.engine.blocks import UndoBlock, _entries, covered, end_all, surely
+from hookline.engine.blocks import UndoBlock, _entries, covered, end_all, entered, surely
 from hookline.engine.modes import GradMode
 from hookline.engine.skipping import Skipping
 from hookline.experiments import patching
@@ -59,6 +61,22 @@ def test_a_plain_exit_is_skipped() -> None:
         fail_with_a_signal_pending()
     assert block.events == ["open"]
     block.end()
+
+
+@pytest.mark.parametrize("is_entered", [True, False])
+def test_an_interrupt_while_a_lock_is_taken_does_not_skip_its_release(is_entered) -> None:
+    """What `entered` is for, from Python 3.14 on. In a process of its own: torch's compiler changes how calls end."""
+    code = f"import sys; sys.path[:] = {sys.path}; from interrupts import is_left; print(is_left({is_entered}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(is_entered or sys.version_info < (3, 14))]
+
+
+def test_a_lock_that_was_entered_is_one() -> None:
+    lock = threading.RLock()
+    with entered(lock), entered(lock) as is_taken:
+        assert is_taken
+        assert lock._is_owned()
+    assert not lock._is_owned()
 
 
 def test_covered_changes_the_entry_alone() -> None:

@@ -19,15 +19,17 @@ from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static
 from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
-from hookline.compiled.plain import plain_tensors
+from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
 from hookline.compiled.repeats import Repeats
 from hookline.compiled.sampling import Sampling, sampling_of
 from hookline.compiled.tables import spec_of
 from hookline.compiled.variants import CompileOptions, Variant
 from hookline.engine.actions import Action, PointAction, Record
+from hookline.engine.blocks import entered
 from hookline.engine.compiling import why_left_out
 from hookline.engine.hook_actions import HookAction
+from hookline.engine.modes import GradMode
 from hookline.engine.plan import Plan
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.recorder import Recorder
@@ -50,7 +52,7 @@ class CompiledRuns:
         self._features: dict[Site, Features] = {}
         self._idle: dict[tuple[Any, ...], list[Any]] = {}
         self._variants: list[tuple[State, Variant]] = []
-        self._lock = threading.RLock()
+        self._lock = entered(threading.RLock())
         self._past = 0
         self._traced: dict[Any, list[Any]] = {}
         self.repeats = Repeats(options.limit, options.seconds)
@@ -217,7 +219,7 @@ class CompiledRuns:
             self.refused(state)
             return None
         try:
-            with plain_tensors():
+            with PlainTensors():
                 return state.logits(run)
         finally:
             self.give_back(state)
@@ -228,7 +230,7 @@ class CompiledRuns:
             return why
         if tails.room_for(run, self._features) > tails.MOST:
             return "a batch of variants is too large for tensors of its own"
-        with plain_tensors():
+        with PlainTensors():
             return tails.TailState(self, run, self._features)
 
     def _unknown(self, points: Sequence[HookPoint]) -> str | None:
@@ -352,7 +354,7 @@ class CompiledRuns:
         module: Any = self.points.root
 
         def look() -> None:
-            with Run(module, [Record(point, recorder) for point in points.values()], is_one_pass=True), torch.no_grad():
+            with Run(module, [Record(point, recorder) for point in points.values()], is_one_pass=True), GradMode(False):
                 module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=module.device), use_cache=False)
 
         with in_pass(None):

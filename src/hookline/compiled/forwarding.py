@@ -15,7 +15,7 @@ from torch._dynamo.exc import TorchDynamoException
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hookline.compiled.classify import positions_of
-from hookline.compiled.plain import plain_tensors
+from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Clock, Program, fixed
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.tables import NoTableError, write_table
@@ -96,7 +96,7 @@ class CompiledForward:
     def run(self) -> Any:
         """The model's output: its logits."""
         try:
-            with plain_tensors():
+            with PlainTensors():
                 return self._run()
         finally:
             self.owner.give_back(self.state)

@@ -13,7 +13,7 @@ from hookline.compiled import entry
 from hookline.compiled.decoding import DecodeState
 from hookline.compiled.forwarding import records_of
 from hookline.compiled.gates import Continuation, in_pass
-from hookline.compiled.plain import plain_tensors
+from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Program, Slot
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.sampling import Sampling
@@ -105,12 +105,12 @@ class CompiledGeneration:
             self.variant, self._is_compiled = None, False
         elif found != self._actions:
             self._plan(found)
-            with plain_tensors():
+            with PlainTensors():
                 self._choose_variant()
 
     def begin(self) -> None:
         """Run the prompt, and choose the first token."""
-        with plain_tensors():
+        with PlainTensors():
             self.state.begin(self.ids, self.mask, self.sampling)
             self.state.prefill(self.ids, self.mask, self.sampling, all_logits=self._all_logits)
             self.made = 1
@@ -142,7 +142,7 @@ class CompiledGeneration:
 
     def advance(self, steps: int) -> None:
         """Run that many tokens."""
-        with plain_tensors():
+        with PlainTensors():
             if self.variant is not None and not self.variant.is_proved:
                 steps -= self._prove()
             if self.variant is not None:
@@ -219,7 +219,7 @@ class CompiledGeneration:
     def finish(self) -> Tensor:
         """The tokens so far; what was read and which hooks acted is reported to the run."""
         stop = self.start + self.made
-        with plain_tensors():
+        with PlainTensors():
             stop = self.state.ended(self.start, stop) if self.sampling.stops else stop
             tokens = self.state.tokens[:, :stop].clone()
             if self.variant is not None:

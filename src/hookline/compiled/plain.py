@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from hookline.engine.blocks import UndoBlock
 
-@contextmanager
-def plain_tensors() -> Iterator[None]:
+
+class PlainTensors(UndoBlock):
     """Without gradients, and without inference mode: its tensors could not be used again outside it."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
+
+    _guard: Any = None
+
+    def __init__(self) -> None:
+        self._before = torch.is_grad_enabled()
+
+    def open(self) -> None:
+        """Switch both off."""
+        self._guard = torch._C._InferenceMode(False)  # from here on, until its exit or its end
+        torch._C._set_grad_enabled(False)
+
+    def close(self) -> None:
+        """Restore both. The second time, the guard does nothing."""
+        if self._guard is not None:
+            self._guard.__exit__(None, None, None)
+        torch._C._set_grad_enabled(self._before)

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Hashable
 
+from hookline.engine.blocks import entered
+
 _REMEMBERED = 1024
 """How many shapes without a place are remembered."""
 _PAUSE = 5.0
@@ -21,7 +23,7 @@ class Repeats:
     """
 
     def __init__(self, places: int, patience: float) -> None:
-        self._places, self._patience, self._now, self._lock = places, patience, 0, threading.Lock()
+        self._places, self._patience, self._now, self._lock = places, patience, 0, entered(threading.Lock())
         self._taken: dict[Hashable, float] = {}  # seconds, of shapes without a place
         self._last: dict[Hashable, int] = {}
         self._running: dict[int, tuple[Hashable, float]] = {}  # by thread: the shape of the last run, and its start

@@ -4,12 +4,17 @@ Python raises `KeyboardInterrupt`, or whatever a signal handler raises, at certa
 entry of a function, before its first line, where no `try` of the function applies. A signal that arrives while an
 exception unwinds or tensors are freed is raised there: on the way into `__exit__`, which then has not begun. `covered`
 extends a function's first `try` to that instruction.
+
+Another is the end of a call of a function written in C. From Python 3.14 on, `with lock:` has such a call, and then the
+lock is taken but nothing releases it. `entered` enters a lock, or what else is written in C, without one.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar, cast
 
@@ -49,6 +54,25 @@ def _number(value: int, *, first: int = 0) -> bytes:
         digits.append(value & 0x3F | 0x40)
     digits.reverse()
     return bytes([digits[0] | first, *digits[1:]])
+
+
+class _Entered:
+    """A context manager written in C: entered by a `for`, which calls it between two instructions; left as before."""
+
+    __slots__ = ("__exit__", "_enter")
+
+    def __init__(self, manager: AbstractContextManager[Any]) -> None:
+        self._enter, self.__exit__ = manager.__enter__, manager.__exit__
+
+    def __enter__(self) -> Any:
+        for target in iter(self._enter, self):
+            return target
+        return None
+
+
+def entered(manager: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    """`manager`, whose `__enter__` and `__exit__` are written in C, such that an interrupt cannot skip its exit."""
+    return manager if sys.version_info < (3, 14) else _Entered(manager)
 
 
 @covered

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hookline.engine.blocks import entered
+
 if TYPE_CHECKING:
     from hookline.engine.taps import Tap
 
@@ -131,7 +133,7 @@ class Count:
         return here.calls.get((tap, running.hooks)) if here.passes_on or here.is_home else None
 
 
-_lock = threading.Lock()
+_lock = entered(threading.Lock())
 MODULE_CALL = nn.Module._call_impl.__code__
 
 

@@ -16,6 +16,7 @@ from torch import _C, Tensor
 
 from hookline.engine.actions import Record
 from hookline.engine.calls import stashed
+from hookline.engine.compiling import references_of
 from hookline.engine.deferred import Deferred
 from hookline.engine.derived import Stash
 from hookline.engine.interception import stack, unintercepted
@@ -199,7 +200,7 @@ def _references() -> int:
     return way()[0]
 
 
-_FRESH = _references()
+_FRESH = references_of(_references)
 
 
 def _take(action: Record | Stash, value: Any) -> None:

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
 
-from hookline.engine.blocks import UndoBlock
+from hookline.engine.blocks import UndoBlock, entered
 
-_lock = threading.RLock()  # a model may be collected, hooks and all, in the middle of anything
+_lock = entered(threading.RLock())  # a model may be collected, hooks and all, in the middle of anything
 _users: set[int] = set()
 _ours: Any = None  # our stance, while it is installed in the compiler
 _is_blind = False  # hooks were attached before the compiler was imported
 
-_no_tracing = threading.RLock()
+_no_tracing = entered(threading.RLock())
 _Function = TypeVar("_Function")
 
 
@@ -79,7 +80,8 @@ def tracing_lock() -> Any:
 
     Code that takes both locks takes this one before `taps.lock`.
     """
-    return getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", _no_tracing)
+    lock = getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
+    return _no_tracing if lock is None else entered(lock)
 
 
 def untraced(function: _Function) -> _Function:
@@ -87,6 +89,15 @@ def untraced(function: _Function) -> _Function:
     if torch.compiler.is_dynamo_compiling() or get_eval_frame_callback():  # being traced, or called by compiled code
         return torch.compiler.disable(function)
     return function
+
+
+def references_of(references: Callable[[], int]) -> int:
+    """What a function counts without the compiler, which holds further references to the arguments of every call."""
+    before = set_eval_frame(None)
+    try:
+        return references()
+    finally:
+        set_eval_frame(before)
 
 
 def pause(user: object) -> None:

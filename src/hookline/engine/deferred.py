@@ -16,6 +16,8 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hookline.engine.blocks import entered
+from hookline.engine.modes import GradMode
 from hookline.engine.snapshots import shared
 
 
@@ -32,7 +34,7 @@ class Deferred:
     def compute(self) -> Tensor:
         """Return a new tensor, or one that shares memory with nothing that can be written to."""
         sources = self.sources()
-        with _as_in_run(), torch.inference_mode(sources[0].is_inference()), torch.no_grad():
+        with _as_in_run(), torch._C._InferenceMode(sources[0].is_inference()), GradMode(False):
             x = self._result()
             memory = x.untyped_storage()
             is_new = all(memory is not each.untyped_storage() for each in sources)
@@ -51,7 +53,7 @@ class Deferred:
     def like(self) -> Tensor:
         """Return a tensor of the same shape and dtype, without data."""
         try:
-            with _as_in_run(), torch.no_grad():
+            with _as_in_run(), GradMode(False):
                 return self._without_data()
         except (NotImplementedError, RuntimeError):  # rows chosen by a mask: how many is known only from its data
             return self.compute()
@@ -151,7 +153,7 @@ class Activations(MutableMapping[str, Tensor]):
         return dict, (read_once(self),)
 
 
-_lock = threading.Lock()
+_lock = entered(threading.Lock())
 
 
 def read_once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

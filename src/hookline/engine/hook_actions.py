@@ -14,6 +14,7 @@ from hookline.engine.actions import PointAction
 from hookline.engine.aliases import copy_of, is_passed_through, write_through
 from hookline.engine.callbacks import Caller, OnError, caller
 from hookline.engine.casting import choices_at
+from hookline.engine.compiling import references_of
 from hookline.engine.events import composed
 from hookline.engine.failures import hook_error
 from hookline.engine.order import Kind, Phase
@@ -102,11 +103,14 @@ def _references(given: object) -> int:
 
 
 def _references_of_one() -> int:
-    given = object()
+    try:  # `edit` has one too: after it, Python 3.14 counts references that it otherwise borrows
+        given = object()
+    except MemoryError:
+        raise
     return _references(given)
 
 
-_OURS = _references_of_one()
+_OURS = references_of(_references_of_one)
 """References to a tensor that only `edit` and `wants_gradient` hold; Python versions count them differently."""
 
 

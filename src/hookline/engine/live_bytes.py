@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hookline.engine.modes import GradMode
 from hookline.engine.plan import empty_copy
 
 
@@ -55,6 +55,6 @@ def pass_without_data(root: nn.Module, inputs: dict[str, Any]) -> tuple[int, Any
     for tensor in (*copied.parameters(), *copied.buffers()):
         count.ignore(tensor)
     given = {name: mode.from_tensor(x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-    with torch.no_grad(), mode, count:
+    with GradMode(False), mode, count:
         output = copied(**given)
     return count.peak, output

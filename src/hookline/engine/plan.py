@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookline.engine.actions import Record
+from hookline.engine.modes import GradMode
 from hookline.engine.names import Points
 from hookline.engine.points import HookPoint
 from hookline.engine.recorder import Recorder
@@ -137,7 +138,7 @@ def _run_empty(
     copied = empty_copy(points.root, mode)
     names = points.of_copy(copied)
     records = [Record(names.find(point.name), recorder) for point in wanted]
-    with Run(copied, records), torch.no_grad(), mode:
+    with Run(copied, records), GradMode(False), mode:
         copied(*args, **kwargs)
 
 

@@ -24,11 +24,12 @@ class NoTensorError(LookupError):
 def children(value: Any) -> Iterator[tuple[Key, Any]]:
     """The items of a structure with their keys, in order; none for a leaf."""
     if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, tuple | list):
-        yield from enumerate(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return iter(value.items())
+    if isinstance(value, tuple | list):
+        return enumerate(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    return iter(())
 
 
 def tensor_paths(value: Any) -> Iterator[Path]:

@@ -20,7 +20,7 @@ from hookline.engine.events import Listener
 from hookline.engine.order import Kind
 from hookline.errors import HooklineError
 
-lock = threading.RLock()
+lock = blocks.entered(threading.RLock())
 """Held while taps are attached to modules or detached."""
 
 

@@ -71,10 +71,12 @@ def _line(finding: Finding, wide: int) -> str:
 
 
 def verify(folder: Folder) -> Verification:
-    """Check every file; nothing is changed."""
+    """Check every file; nothing is changed. Raises StoreError if there is no file of a store."""
     try:
         manifest = load_manifest(folder)
     except StoreError as error:
+        if not folder.names():
+            raise
         others = [Finding(name, None, note="not checked") for name in shard_names(folder)]
         return Verification(folder.path, None, (Finding(MANIFEST, None, str(error)), *others))
     listed = [Finding(shard.name, shard, _problem(folder, manifest, shard)) for shard in manifest.shards]

@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from hookline.engine.blocks import entered
 from hookline.errors import StoreError
 from hookline.store.folders import Folder
 from hookline.store.manifest import Column, Manifest, Progress, Shard, differences, writing
@@ -196,7 +197,7 @@ class Buffer:
         self._held = (0, Progress())
         self.shard: Shard | None = None
         """The shard that it is written as; None until it is scheduled."""
-        self.lock = Lock()
+        self.lock = entered(Lock())
         self.is_taken = False
         """Whether a thread is writing it or has written it."""
         self._tensors = {
