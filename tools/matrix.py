@@ -76,7 +76,7 @@ def oldest(name: str, python: str) -> str:
 
 
 def versions_of(name: str, python: str, asked: list[str] | None) -> list[str]:
-    """The versions of a package to try with a Python: those asked for, or the oldest and the newest."""
+    """The versions of a package to try with a Python: those requested, or the oldest and the newest."""
     return asked or [oldest(name, python), NEWEST[name]]
 
 
