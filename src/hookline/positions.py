@@ -12,7 +12,8 @@
 `image_tokens` those of images. `at`, `last` and `token` are also in `hookline` itself. See docs/transformers.md.
 """
 
-from hookline.text.token_positions import Positions, at, image_tokens, last, new_tokens, step, token
+from hookline.text.at_positions import at
+from hookline.text.token_positions import Positions, image_tokens, last, new_tokens, step, token
 
 __all__ = ["at", "last", "token", "image_tokens", "new_tokens", "step", "Positions"]
 

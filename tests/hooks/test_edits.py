@@ -1,6 +1,7 @@
 """Edits as data: what they do, how they print and compare, and their files."""
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import causal_lm
-from torch import Tensor
+from torch import Tensor, nn
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning, UnknownPointError, at, last, token
@@ -575,3 +576,25 @@ def test_a_subclass_without_a_kind_of_its_own_does_not_take_its_parents_place(tm
         hookline.edits.save(tmp_path, [("x", louder(2.0))])
     hookline.edits.save(tmp_path, [("x", own)])
     assert type(hookline.edits.load(tmp_path)[0][1]) is type(own)
+
+
+def test_positions_of_a_sequence_first_network_are_ambiguous() -> None:
+    net, x = hookline.hook(nn.Sequential(OrderedDict(rnn=nn.LSTM(4, 6)))), torch.randn(5, 2, 4)
+    for ask in (
+        lambda: net.run_with_hooks(x, fwd_hooks=[("rnn[0]", zero(pos=1))]),
+        lambda: net.run_with_cache(x, names_filter="rnn[0]", pos_slice=-1),
+    ):
+        with pytest.raises(HooklineError, match="batch_first=False"):
+            ask()
+    first = hookline.hook(nn.Sequential(OrderedDict(rnn=nn.LSTM(4, 6, batch_first=True))))
+    changed = first.run_with_hooks(x, fwd_hooks=[("rnn[0]", zero(pos=1))])[0] != first(x)[0]
+    assert changed.any(-1).nonzero()[:, 1].unique().tolist() == [1]
+
+
+def test_neurons_of_images_are_refused_and_channels_are_a_mask() -> None:
+    net, x = hookline.hook(nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 16, 3)))), torch.randn(2, 3, 6, 6)
+    with pytest.raises(HooklineError, match="mask="):
+        net.run_with_hooks(x, fwd_hooks=[("conv", zero(neuron=1))])
+    channel = torch.arange(16)[:, None, None] == 5
+    found = net.run_with_hooks(x, fwd_hooks=[("conv", zero(mask=channel))])
+    assert (found == 0).flatten(2).all(-1).nonzero()[:, 1].unique().tolist() == [5]

@@ -15,7 +15,7 @@ from hookline.engine.derived import GiveBack, Send, Stash
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.points import HookPoint
 from hookline.hooks.data_edits import Add, DataEdit, EditAction, Freeze, Mean, ProjectOut, Replace, Scale, Zero
-from hookline.text.token_positions import PositionHook
+from hookline.text.at_positions import PositionHook
 
 How = Literal["table", "traced", "read", "eager"]
 

@@ -23,7 +23,8 @@ from hookline.experiments.logit_lens import MEASURES, Measure, shown_token
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.pages.text_tables import table
-from hookline.text.token_positions import Positions, at
+from hookline.text.at_positions import at
+from hookline.text.token_positions import Positions
 
 __all__ = ["oracle", "patchscope", "token_table"]
 

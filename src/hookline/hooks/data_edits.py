@@ -33,8 +33,9 @@ from hookline.errors import HooklineError
 from hookline.hooks import edit_fields as check
 from hookline.hooks.edit_fields import Units, checked, described, edit_field, is_same, shown
 from hookline.hooks.fitting import averaged, broadcast, check_float, chosen, head_axis, kept_where_outlying, like
+from hookline.text.at_positions import at
 from hookline.text.outliers import Outliers
-from hookline.text.token_positions import Positions, at
+from hookline.text.token_positions import Positions
 
 _log = logging.getLogger("hookline")
 
@@ -93,6 +94,11 @@ class DataEdit(HookObject):
 
     def _where(self, x: Tensor, hook: Any) -> Tensor | None:
         head = None if self.head is None else chosen("head", self.head, x, head_axis(hook))
+        if self.neuron is not None and not hook.axes and x.ndim > 3:
+            raise HooklineError(
+                f"neuron= indexes the last axis, and {hook.name!r} has the shape {list(x.shape)}, as of an image: use "
+                f"mask= (a channel: torch.arange({x.shape[1]})[:, None, None] == 5)"
+            )
         neuron = None if self.neuron is None else chosen("neuron", self.neuron, x, x.ndim - 1)
         mask = None if self.mask is None else broadcast(self.mask, x)
         masks = [each for each in (head, neuron, mask) if each is not None]

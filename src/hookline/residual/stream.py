@@ -14,7 +14,8 @@ from hookline.engine.cache import ActivationCache
 from hookline.engine.deferred import mapped
 from hookline.engine.passes import current
 from hookline.errors import HooklineError
-from hookline.text.token_positions import Positions, picked
+from hookline.text.at_positions import picked
+from hookline.text.token_positions import Positions
 from hookline.transformer.cfg import cfg_of
 from hookline.transformer.norms import Norm, norm_of
 from hookline.weights.matrices import Weights

@@ -26,8 +26,8 @@ from hookline.errors import HooklineError
 from hookline.hooks import Controller, Detector
 from hookline.hooks.action import ObjectEdit
 from hookline.sae.autoencoder import SparseAutoencoder
+from hookline.text.at_positions import at
 from hookline.text.outliers import Outliers, factor_of, outlying, row_norms
-from hookline.text.token_positions import at
 
 FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
 """An edit of features, such as `zero(neuron=7)`, or a function of them."""

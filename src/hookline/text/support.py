@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.engine import passes
+from hookline.text.at_positions import picked
 from hookline.text.forward_pass import begin_encoder, begin_pass
-from hookline.text.token_positions import picked
 from hookline.text.unreached import UnreachedPositions
 
 

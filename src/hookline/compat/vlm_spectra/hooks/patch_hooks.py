@@ -25,7 +25,8 @@ from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.edit_fields import Units, described, units
 from hookline.hooks.fitting import chosen
-from hookline.text.token_positions import Positions, at, canonical, is_one_per_row, mask_of
+from hookline.text.at_positions import at
+from hookline.text.token_positions import Positions, canonical, is_one_per_row, mask_of
 
 
 class Patch(Hook):
