@@ -1,6 +1,7 @@
 """What TransformerLens 3.5 does by default, where it could be done otherwise: facts asked of that library itself."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from tiny_models import causal_lm, nudged
 
 from hookline.compat.transformer_lens import HookedTransformer, utils
 from hookline.compat.transformer_lens.model_bridge import TransformerBridge
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, HooklineWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' own
 
@@ -92,6 +93,18 @@ def test_cfg_of_more_architectures() -> None:
     assert not llama.use_qk_norm
     assert not llama.use_local_attn
     assert not llama.use_normalization_before_and_after
+
+
+def test_dropout_of_a_model_in_training_mode_is_active_with_a_warning() -> None:
+    """TransformerLens has no dropout, so a program written for it does not expect runs that differ."""
+    with pytest.warns(HooklineWarning, match="training mode with dropout"):
+        model = HookedTransformer.from_pretrained_no_processing("gpt2", hf_model=nudged("gpt2").train())
+    assert not torch.equal(model(TOKENS), model(TOKENS))
+    model.eval()
+    assert torch.equal(model(TOKENS), model(TOKENS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HooklineWarning)
+        HookedTransformer.from_pretrained_no_processing("gpt2", hf_model=nudged("gpt2").eval())
 
 
 # Points

@@ -116,6 +116,14 @@ def test_refactoring(kind) -> None:
     assert all(parameter is before[name] for name, parameter in module.named_parameters())
 
 
+def test_refactoring_in_double_precision() -> None:
+    module = nudged("gpt2")
+    expected = HookedTransformer.from_pretrained("gpt2", hf_model=module, dtype=torch.float64)(TOKENS)
+    options = {"dtype": torch.float64, "refactor_factored_attn_matrices": True}
+    found = HookedTransformer.from_pretrained("gpt2", hf_model=module, **options)(TOKENS)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+
+
 def test_refactoring_is_refused_with_rotary_positions() -> None:
     module = nudged("llama")
     before = dict(module.named_parameters())

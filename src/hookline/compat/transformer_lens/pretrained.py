@@ -24,6 +24,7 @@ from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.toys import fold_norms_of_mlps
 from hookline.compat.transformer_lens.weights import LensWeights
 from hookline.errors import HooklineError, warn
+from hookline.experiments.core.prompts import warn_of_dropout
 from hookline.loading import load
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side
@@ -35,8 +36,6 @@ from hookline.weights.processing.swaps import Swaps
 _PROCESSING = (
     *("fold_ln", "center_writing_weights", "center_unembed", "refactor_factored_attn_matrices", "fold_value_biases"),
 )
-
-
 _loaded: ContextVar[tuple[HookedTransformerConfig, nn.Module] | None] = ContextVar("hookline_lens_loaded", default=None)
 """The module for the model that `from_pretrained` is making, with its config."""
 
@@ -153,6 +152,7 @@ class Pretrained(LensWeights):
                 tokenizer = found if tokenizer is None else tokenizer
             name = model_name.rpartition("/")[2]
             model = cls._of_module(module, name, tokenizer, default_prepend_bos, default_padding_side)
+            warn_of_dropout(model)  # hf_model may be in training mode; TransformerLens has no dropout
         note_checkpoint(model.cfg, checkpoint)
         model.process_weights_(
             fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases
