@@ -110,7 +110,8 @@ def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") ->
         layer  head  change
         3      4     -8.765
 
-    The value of a cell is the change, the metric without the component minus the metric of the unmodified model: with "lowest", the components whose ablation lowers the metric most come first.
+    The change is the metric without the component, minus that of the unmodified model: with "lowest", the components
+    whose ablation lowers the metric most come first.
     """
     if "choice" not in result.info or "metric" in result.axes:
         raise HooklineError("ranking needs a result of ablate(…) with one metric: select it with sel(metric=…)")
