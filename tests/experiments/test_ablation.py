@@ -190,6 +190,7 @@ def test_a_ranking_finds_the_head_that_names_the_receiver(tinyworld) -> None:
     value = result.sel(**first.labels).item()
     assert first.value == pytest.approx(value - result.info["clean"], abs=1e-4)
     two = ranked[:2]
+    assert repr(two).startswith("layer  head  change\n")
     assert list(two) == [ranked[0], ranked[1]]
     assert two.info == ranked.info
     assert len(str(two).splitlines()) == 3

@@ -114,6 +114,11 @@ def plan(
 
     from hookline.loading import outline
 
+    known = getattr(torch, dtype or "float32", None)
+    if not isinstance(known, torch.dtype) or not known.is_floating_point:
+        raise typer.BadParameter(
+            f"--dtype is the name of a floating-point dtype of torch, such as bfloat16, not {dtype!r}"
+        )
     tokens = torch.zeros(batch, length, dtype=torch.long)
     given: dict[str, Any] = {"new_tokens": new_tokens, "texts": texts, "devices": devices}
     memory = outline(model, dtype=dtype).plan(points or "blocks.*.hook_resid_post", input=tokens, **given).memory
@@ -239,7 +244,7 @@ def describe_store(path: Place, as_json: Json = False) -> Answer:
         lines += ["", title, *(f"  {name:<12} {value}" for name, value in values.items())]
     lines += ["", "points", *(f"  {name}  {list(each.shape)} {each.dtype}" for name, each in about.points.items())]
     counts = {"rows": manifest.rows, "examples": manifest.examples, "is_complete": manifest.is_complete}
-    return Answer(as_json, {"path": path, **counts, **about.to_json()}, "\n".join(lines))
+    return Answer(as_json, {"path": store.path, **counts, **about.to_json()}, "\n".join(lines))
 
 
 @contextmanager

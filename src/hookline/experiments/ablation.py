@@ -72,7 +72,7 @@ def ablate(
 
         >>> result = ablation.ablate(model, prompt, metrics.logit_diff(" Mary", " John"))
         >>> ablation.ranking(result)[:2]
-        layer  head  value
+        layer  head  change
         3      4     -8.765
         3      7     4.19
         >>> ablation.ablate(model, prompt, metric, of="mlps", method="mean", data=texts).axes
@@ -107,10 +107,11 @@ def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") ->
 
         >>> result = ablation.ablate(model, prompt, metric)
         >>> ablation.ranking(result, by="lowest")[:1]
-        layer  head  value
+        layer  head  change
         3      4     -8.765
 
-    The values are the changes: with "lowest", the components whose ablation lowers the metric most come first.
+    The change is the metric without the component, minus that of the unmodified model: with "lowest", the components
+    whose ablation lowers the metric most come first.
     """
     if "choice" not in result.info or "metric" in result.axes:
         raise HooklineError("ranking needs a result of ablate(…) with one metric: select it with sel(metric=…)")
@@ -118,7 +119,7 @@ def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") ->
         raise HooklineError("this ablation was interrupted: resume it before ranking")
     mean = result.mean("example") if "example" in result.axes else result
     found = (mean - mean.info["clean"]).top(mean.values.numel(), by)
-    found.info = mean.info
+    found.info, found.title = mean.info, "change"
     return found
 
 

@@ -22,17 +22,19 @@ class TopCells(list[Cell]):
 
     info: Mapping[str, Any] = MappingProxyType({})
     """The `info` of the result that a ranking is of."""
+    title: str = "value"
+    """The title of the column of values."""
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
         if not isinstance(index, slice):
             return found
         part = TopCells(found)
-        part.info = self.info
+        part.info, part.title = self.info, self.title
         return part
 
     def _rows(self) -> list[list[str]]:
-        head = [*(self[0].labels if self else ()), "value"]
+        head = [*(self[0].labels if self else ()), self.title]
         return [head, *([*map(str, cell.labels.values()), number_text(cell.value)] for cell in self)]
 
     def __repr__(self) -> str:
