@@ -8,6 +8,7 @@ from safetensors import safe_open
 from tiny_models import causal_lm, encoder, seq2seq
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian as brute_force
+from transformers.activations import LinearActivation
 
 import hookline
 from hookline import HooklineError
@@ -154,6 +155,24 @@ def test_under_hooks_that_mix_positions_activation_functions_are_differentiated_
     handle = model.module.transformer.h[1].mlp.act.register_forward_hook(lambda _m, _a, y: with_the_position_before(y))
     torch.testing.assert_close(jacobian.fit(model, TOKENS).matrices, found, atol=1e-6, rtol=1e-5)
     handle.remove()
+
+
+def test_an_activation_function_that_returns_its_input() -> None:
+    module = causal_lm("gpt2")
+    for block in module.transformer.h:
+        block.mlp.act = LinearActivation()
+    found = jacobian.fit(hookline.hook(module), TOKENS).matrix(0)
+    torch.testing.assert_close(found, summed(by_hand(module, TOKENS, 0)), atol=2e-5, rtol=1e-4)
+
+
+def test_activation_functions_that_somebody_else_has_changed_are_left_alone() -> None:
+    module = causal_lm("gpt2")
+    one, two, three, _ = (block.mlp.act for block in module.transformer.h)
+    one.register_full_backward_hook(lambda _m, given, _out: (given[0].roll(1, 1),))
+    two.register_full_backward_pre_hook(lambda _m, out: (out[0].roll(1, 1),))
+    three.forward = lambda x: x.roll(1, 1)
+    found = linear_activations.linear_activations(hookline.hook(module))
+    assert [name for name, _ in found] == ["transformer.h.3.mlp.act.input", "transformer.h.3.mlp.act"]
 
 
 def test_the_mean_is_over_all_positions_of_all_texts(models) -> None:

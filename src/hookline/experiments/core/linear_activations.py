@@ -38,8 +38,8 @@ def _hooks(name: str) -> list[tuple[str, Any]]:
         x = given.pop()
         if not (x.requires_grad and y.requires_grad and x.shape == y.shape):
             return None
-        (derivative,) = torch.autograd.grad(y, x, torch.ones_like(y))
-        return _Product.apply(x, y.detach(), derivative)
+        (derivative,) = torch.autograd.grad(y, x, torch.ones_like(y), allow_unused=True)
+        return None if derivative is None else _Product.apply(x, y.detach(), derivative)  # None: it returned its input
 
     return [(f"{name}.input", note), (name, replace)]
 
@@ -58,8 +58,9 @@ class _Product(torch.autograd.Function):
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Whether somebody else has torch hooks on a module."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether somebody else has torch hooks on a module, or has replaced its `forward`."""
+    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 @cache
