@@ -12,20 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.runs import open_runs
+from hookline.engine.hook_actions import Edit
+from hookline.engine.runs import Run, open_runs
 from hookline.model import HookedModel
 
 
-def linear_activations(model: HookedModel) -> list[tuple[str, Any]]:
-    """Hooks that give the modules of activation functions one product as their backward pass.
+def linear_activations(model: HookedModel) -> Run:
+    """A run in which the modules of activation functions have one product as their backward pass.
 
-    None while other hooks are active: they may make the output depend on more than the input at the same place.
+    None of them while other hooks are active: they may make the output depend on more than the input at the same place.
     """
-    if open_runs() or model._points.permanent.steps:
-        return []
     root = model._points.root
-    names = [name for name, each in root.named_modules() if type(each) in _elementwise() and not _is_hooked(each)]
-    return [pair for name in names for pair in _hooks(name)]
+    is_alone = not (open_runs() or model._points.permanent.steps)
+    modules = root.named_modules() if is_alone else ()
+    names = [name for name, each in modules if type(each) in _elementwise() and not _is_hooked(each)]
+    edits = [Edit(model._points.find(point), hook) for name in names for point, hook in _hooks(name)]
+    for each in edits:
+        each.must_fire = False  # the modules of a vision tower are not called for a text
+    return Run(root, edits, is_one_pass=True)
 
 
 def _hooks(name: str) -> list[tuple[str, Any]]:
