@@ -140,6 +140,49 @@ def test_backward_in_an_intercepted_module() -> None:
     (found,) = torch.autograd.grad((x @ x.mT).softmax(-1).square().sum(), x)
     stop(0)
     assert torch.equal(found, expected)
+    assert noting.seen == [torch.matmul, torch.softmax]
+
+
+def test_a_module_that_runs_in_a_backward_pass_is_intercepted() -> None:
+    noting, seen = Noting(), []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            start(noting)
+            seen.append(gradient.softmax(-1))
+            stop(0)
+            return gradient
+
+    Twice.apply(torch.randn(1, 2, 3, 4, requires_grad=True)).sum().backward()
+    assert noting.seen == [torch.softmax]
+    assert seen
+
+
+@torch.library.custom_op("hookline_test::weights", mutates_args=())
+def weights(x: torch.Tensor) -> torch.Tensor:
+    return (x @ x.mT).softmax(-1)
+
+
+def test_what_an_operator_of_somebody_else_computes_is_not_intercepted() -> None:
+    x, noting = torch.randn(1, 2, 3, 4), Noting()
+    start(noting)
+    weights(x)
+    stop(0)
+    assert not noting.seen
+
+
+def test_a_module_that_enters_inference_mode_is_intercepted() -> None:
+    x, noting = torch.randn(1, 2, 3, 4), Noting()
+    start(noting)
+    with torch.inference_mode():
+        x.softmax(-1)
+    stop(0)
+    assert noting.seen == [torch.softmax]
 
 
 POINTS = "blocks.0.attn.hook_rot_q", "blocks.0.attn.hook_pattern"

@@ -85,7 +85,7 @@ def _as_in_run() -> Iterator[None]:
     """Outside what surrounds the reader: autocast, modes of torch such as fake tensors, transforms (`grad`), a module
     that a run looks into."""
     with (
-        operators.off(),
+        operators.kernels_off(),
         torch._C.DisableTorchFunction(),
         torch._C._DisableAutocast(),
         _disable_current_modes(),

@@ -104,6 +104,8 @@ class OperatorInterceptor(FunctionInterceptor):
 
     outer: OperatorInterceptor | None = None
     """The interceptor that its own calls reach, of a module that calls this one."""
+    place: tuple[int, bool]
+    """Where its module was called: see `operators`."""
     by_mode: ClassVar[type[ModeInterceptor]]
     """The same as a mode, for calls under modes of others (a default device) and of subclasses of tensors: both act
     before any operator, and would not see what hooks do."""

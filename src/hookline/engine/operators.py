@@ -59,7 +59,7 @@ _here: Any = vars(torch).setdefault("_hookline_here", _Here())
 def push(interceptor: OperatorInterceptor) -> None:
     """Call an interceptor from now on; what it calls reaches the one that was called until now."""
     _register()
-    interceptor.outer = _here.current
+    interceptor.outer, interceptor.place = _here.current, _place()
     _call(interceptor)
 
 
@@ -71,6 +71,15 @@ def remove(interceptor: OperatorInterceptor) -> None:
 def _call(interceptor: OperatorInterceptor | None) -> None:
     _here.current = interceptor
     _set_key(_KEY, interceptor is not None)
+
+
+def _place() -> tuple[int, bool]:
+    """Where operators are called: in which backward pass, and whether by a kernel of another operator.
+
+    Such a kernel runs without autograd. In inference mode everything does.
+    """
+    is_below = _C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.AutogradOther)
+    return _C._current_graph_task_id(), is_below and not torch.is_inference_mode_enabled()
 
 
 def is_off() -> bool:
@@ -91,7 +100,7 @@ def without_kernels(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 @contextmanager
-def off() -> Iterator[None]:
+def kernels_off() -> Iterator[None]:
     """A block in which no operator is intercepted."""
     before = _here.current
     _call(None)
@@ -111,7 +120,8 @@ def _kernel(func: Callable[..., Any], *, is_list: bool) -> Callable[..., Any]:
             return func(*args, **kwargs)
         _call(interceptor.outer)
         try:
-            result = interceptor.operator(func, args, kwargs)
+            is_own = interceptor.place == _place()  # not of an operator, or a backward pass, that the module calls
+            result = interceptor.operator(func, args, kwargs) if is_own else func(*args, **kwargs)
             return list(result) if is_list else result
         finally:
             _call(interceptor)
