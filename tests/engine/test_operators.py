@@ -1,5 +1,6 @@
 """Interception of operators: in one thread and one module only, and nothing is left of it."""
 
+import sys
 import threading
 
 import pytest
@@ -7,6 +8,7 @@ import tiny_models
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 import hookline
 from hookline.engine import operators
@@ -138,3 +140,145 @@ def test_backward_in_an_intercepted_module() -> None:
     (found,) = torch.autograd.grad((x @ x.mT).softmax(-1).square().sum(), x)
     stop(0)
     assert torch.equal(found, expected)
+    assert noting.seen == [torch.matmul, torch.softmax]
+
+
+def test_a_module_that_runs_in_a_backward_pass_is_intercepted() -> None:
+    noting, seen = Noting(), []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            start(noting)
+            seen.append(gradient.softmax(-1))
+            stop(0)
+            return gradient
+
+    Twice.apply(torch.randn(1, 2, 3, 4, requires_grad=True)).sum().backward()
+    assert noting.seen == [torch.softmax]
+    assert seen
+
+
+@torch.library.custom_op("hookline_test::weights", mutates_args=())
+def weights(x: torch.Tensor) -> torch.Tensor:
+    return (x @ x.mT).softmax(-1)
+
+
+def test_what_an_operator_of_somebody_else_computes_is_not_intercepted() -> None:
+    x, noting = torch.randn(1, 2, 3, 4), Noting()
+    start(noting)
+    weights(x)
+    stop(0)
+    assert not noting.seen
+
+
+def test_a_module_that_enters_inference_mode_is_intercepted() -> None:
+    x, noting = torch.randn(1, 2, 3, 4), Noting()
+    start(noting)
+    with torch.inference_mode():
+        x.softmax(-1)
+    stop(0)
+    assert noting.seen == [torch.softmax]
+
+
+POINTS = "blocks.0.attn.hook_rot_q", "blocks.0.attn.hook_pattern"
+
+
+@pytest.fixture(params=["eager", "sdpa"])
+def llama(request) -> hookline.HookedModel:
+    module = tiny_models.causal_lm("llama")
+    module.set_attn_implementation(request.param)
+    return hookline.hook(module)
+
+
+def test_hooks_under_a_default_device_have_it(llama) -> None:
+    seen = []
+    with torch.device("meta"):
+        llama.run_with_hooks(
+            llama.example_tokens(), fwd_hooks=[(name, lambda _x: seen.append(torch.zeros(1).device)) for name in POINTS]
+        )
+    assert [each.type for each in seen] == ["meta", "meta"]
+
+
+class HalfPatterns(TorchFunctionMode):
+    """Halves what every softmax returns."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result / 2 if func in (torch.softmax, F.softmax, torch.Tensor.softmax) else result
+
+
+def test_hooks_see_what_the_mode_of_somebody_else_makes_of_a_function(llama) -> None:
+    llama.module.set_attn_implementation("eager")
+    with HalfPatterns():
+        _, filtered = llama.run_with_cache(llama.example_tokens(), names_filter=POINTS[1])
+        _, full = llama.run_with_cache(llama.example_tokens())
+    for cache in (filtered, full):
+        rows = cache[POINTS[1]].sum(-1)
+        torch.testing.assert_close(rows, torch.full_like(rows, 0.5))
+
+
+class Marked(torch.Tensor):
+    """A subclass that its functions return."""
+
+
+def test_hooks_get_the_subclass_of_tensors_that_the_model_computes_with(llama) -> None:
+    tokens, seen = llama.example_tokens(), []
+    embedded = llama.module.get_input_embeddings()(tokens).detach().as_subclass(Marked)
+    with llama.hooks(fwd_hooks=[(name, lambda x: seen.append((type(x), type(x * 2)))) for name in POINTS]):
+        llama.module(inputs_embeds=embedded)
+    assert seen == [(Marked, Marked)] * 2
+
+
+def test_a_cache_that_is_read_inside_attention_is_not_part_of_it(llama) -> None:
+    tokens = llama.example_tokens()
+    _, expected = llama.run_with_cache(tokens, names_filter=POINTS)
+    _, earlier = llama.run_with_cache(tokens)
+    projection = llama.module.model.layers[0].self_attn.q_proj
+    handle = projection.register_forward_hook(lambda *_: (earlier["pattern", 1], None)[1])
+    _, found = llama.run_with_cache(tokens, names_filter=POINTS)
+    handle.remove()
+    for name in POINTS:
+        assert torch.equal(found[name], expected[name])
+
+
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers' own
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")  # as hooks are attached
+@torch.no_grad()
+def test_flex_attention_is_an_operator_of_its_own_and_runs_as_always() -> None:
+    module = tiny_models.causal_lm("llama")
+    model, tokens = hookline.hook(module), torch.tensor([[5, 9, 31, 7]])
+    expected = module(tokens).logits
+    module.set_attn_implementation("flex_attention")
+    logits, cache = model.run_with_cache(tokens)
+    torch.testing.assert_close(logits, expected)
+    assert "blocks.0.attn.hook_z" in cache
+    assert POINTS[1] not in cache
+
+
+def test_a_second_copy_of_hookline_in_the_process() -> None:
+    module, point = tiny_models.causal_lm("llama"), POINTS[1]
+    model, seen = hookline.hook(module), []
+    tokens = model.example_tokens()
+    model.run_with_cache(tokens, names_filter=point)
+    first = {name: each for name, each in sys.modules.items() if name.partition(".")[0] == "hookline"}
+    for name in first:
+        del sys.modules[name]
+    try:
+        import hookline as second
+
+        assert second is not hookline
+        with (
+            model.hooks(fwd_hooks=[(point, lambda _x: seen.append("first"))]),
+            second.hook(module).hooks(fwd_hooks=[(point, lambda _x: seen.append("second"))]),
+        ):
+            module(tokens)
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "hookline"]:
+            del sys.modules[name]
+        sys.modules.update(first)
+    assert sorted(seen) == ["first", "second"]

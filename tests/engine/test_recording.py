@@ -6,6 +6,7 @@ import threading
 from weakref import ref
 
 import pytest
+import tiny_models
 import torch
 from networks import MLP
 from torch import nn
@@ -231,6 +232,24 @@ def test_a_replica_has_its_own_weights(x) -> None:
     with pytest.warns(hookline.NeverFiredWarning, match="in another thread"):
         hookline.hook(Calls(replicate)).run_with_cache(x)
     assert seen[0].eq(1).all()
+
+
+@pytest.mark.parametrize("part", ["attn", "mlp", "ln_1"])
+def test_a_part_of_a_layer_that_is_hooked_meanwhile_finds_what_was_saved_before(part) -> None:
+    model = hookline.hook(tiny_models.causal_lm("gpt2"))
+    tokens, layers, handles = model.example_tokens(), model.module.transformer.h, []
+    expected = dict(model.run_with_cache(tokens)[1])
+    function = layers[0].mlp.act.forward
+
+    def hooks_the_next_layer(x):
+        handles.append(layers[1].get_submodule(part).register_forward_hook(lambda *_: None))
+        return function(x)
+
+    layers[0].mlp.act.forward = hooks_the_next_layer
+    found = dict(model.run_with_cache(tokens)[1])
+    assert handles
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_a_copy_that_is_made_meanwhile_has_no_detour(x) -> None:

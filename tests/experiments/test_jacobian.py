@@ -1,6 +1,7 @@
 """The Jacobian lens: against brute force, on linear models, under hooks, its edits, its files, and what it refuses."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,9 +9,11 @@ from safetensors import safe_open
 from tiny_models import causal_lm, encoder, seq2seq
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian as brute_force
+from transformers.activations import LinearActivation
 
 import hookline
-from hookline import HooklineError
+from hookline import HooklineError, NeverFiredWarning
+from hookline.engine.hook_actions import Edit
 from hookline.experiments import jacobian, logit_lens
 from hookline.experiments.core import cotangents, linear_activations
 from hookline.experiments.jacobian import JacobianLens
@@ -126,13 +129,18 @@ def test_products_in_bfloat16_are_close(models) -> None:
     assert 0 < float((fast - exact).norm() / exact.norm()) < 0.02
 
 
+def replaced_in(model: hookline.HookedModel) -> list[str]:
+    """The points of the activation functions that get another backward pass."""
+    actions = linear_activations.linear_activations(model).actions
+    return [each.point.name for each in actions if isinstance(each, Edit)]
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_activation_functions_are_one_product_and_the_matrices_stay_the_same(kind, monkeypatch) -> None:
     model = hookline.hook(causal_lm(kind))
-    hooks = linear_activations.linear_activations(model)
-    assert len(hooks) == 2 * model.cfg.n_layers
+    assert len(replaced_in(model)) == 2 * model.cfg.n_layers
     found = jacobian.fit(model, TOKENS).matrices
-    monkeypatch.setattr(cotangents, "linear_activations", lambda _model: [])
+    monkeypatch.setattr(cotangents, "linear_activations", lambda _model: nullcontext())
     torch.testing.assert_close(found, jacobian.fit(model, TOKENS).matrices, atol=1e-6, rtol=1e-5)
 
 
@@ -145,7 +153,7 @@ def test_under_hooks_that_mix_positions_activation_functions_are_differentiated_
     plain = jacobian.fit(model, TOKENS).matrices
     name = "transformer.h.1.mlp.act"
     with model.hooks(fwd_hooks=[(name, with_the_position_before)]):
-        assert linear_activations.linear_activations(model) == []
+        assert replaced_in(model) == []
         found = jacobian.fit(model, TOKENS).matrices
     model.add_hook(name, with_the_position_before)
     assert torch.equal(jacobian.fit(model, TOKENS).matrices, found)
@@ -154,6 +162,30 @@ def test_under_hooks_that_mix_positions_activation_functions_are_differentiated_
     handle = model.module.transformer.h[1].mlp.act.register_forward_hook(lambda _m, _a, y: with_the_position_before(y))
     torch.testing.assert_close(jacobian.fit(model, TOKENS).matrices, found, atol=1e-6, rtol=1e-5)
     handle.remove()
+
+
+def test_an_activation_function_that_returns_its_input() -> None:
+    module = causal_lm("gpt2")
+    for block in module.transformer.h:
+        block.mlp.act = LinearActivation()
+    found = jacobian.fit(hookline.hook(module), TOKENS).matrix(0)
+    torch.testing.assert_close(found, summed(by_hand(module, TOKENS, 0)), atol=2e-5, rtol=1e-4)
+
+
+def test_activation_functions_that_are_not_called_are_nothing_to_warn_of(recwarn) -> None:
+    module = causal_lm("gpt2")
+    module.unused = LinearActivation()
+    jacobian.fit(hookline.hook(module), TOKENS, layers=[0])
+    assert not [each for each in recwarn if issubclass(each.category, NeverFiredWarning)]
+
+
+def test_activation_functions_that_somebody_else_has_changed_are_left_alone() -> None:
+    module = causal_lm("gpt2")
+    one, two, three, _ = (block.mlp.act for block in module.transformer.h)
+    one.register_full_backward_hook(lambda _m, given, _out: (given[0].roll(1, 1),))
+    two.register_full_backward_pre_hook(lambda _m, out: (out[0].roll(1, 1),))
+    three.forward = lambda x: x.roll(1, 1)
+    assert replaced_in(hookline.hook(module)) == ["transformer.h.3.mlp.act.input", "transformer.h.3.mlp.act"]
 
 
 def test_the_mean_is_over_all_positions_of_all_texts(models) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from hookline.engine.deferred import Deferred, kept
 from hookline.engine.inner import InnerTap
-from hookline.engine.interception import FunctionInterceptor, OperatorInterceptor
+from hookline.engine.interception import FunctionInterceptor, ModeInterceptor, OperatorInterceptor
 from hookline.engine.modes import GradMode
 from hookline.engine.order import Kind
 from hookline.engine.schedule import active
@@ -240,13 +240,28 @@ class AttentionSteps(FunctionInterceptor):
         return tuple(given.pop(name) for name in names), given
 
 
+_SELECTING = frozenset({"indexer", "compressor"})
+"""Children of attention that only select keys, with queries and keys of their own."""
+
+
+class AttentionModeInterceptor(AttentionSteps, ModeInterceptor):
+    """Intercepts the torch functions of one attention module of a transformer."""
+
+    ignored = _SELECTING
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called by torch instead of `func`."""
+        if func not in INTERCEPTED or self.muted:  # the common case: even reading a shape calls this
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return self.intercept(func, args, kwargs or {})
+
+
 class AttentionInterceptor(AttentionSteps, OperatorInterceptor):
-    """Intercepts the operators of one attention module of a transformer.
+    """Intercepts the operators of one attention module of a transformer."""
 
-    Children that only select keys are ignored: they have queries and keys of their own.
-    """
-
-    ignored = frozenset({"indexer", "compressor"})
+    ignored, by_mode = _SELECTING, AttentionModeInterceptor
 
     def operator(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called instead of `func`."""

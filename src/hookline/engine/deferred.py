@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hookline.engine import operators
 from hookline.engine.blocks import entered
 from hookline.engine.modes import GradMode
 from hookline.engine.snapshots import shared
@@ -83,8 +84,10 @@ class Deferred:
 
 @contextmanager
 def _as_in_run() -> Iterator[None]:
-    """Outside what surrounds the reader: autocast, modes of torch such as fake tensors, and transforms (`grad`)."""
+    """Outside what surrounds the reader: autocast, modes of torch such as fake tensors, transforms (`grad`), a module
+    that a run looks into."""
     with (
+        operators.kernels_off(),
         torch._C.DisableTorchFunction(),
         torch._C._DisableAutocast(),
         _disable_current_modes(),

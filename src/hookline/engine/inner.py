@@ -48,7 +48,7 @@ class InnerTap(Tap):
 
         def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             depth = len(interception.stack.interceptors)
-            interceptor = make(module, taps)
+            interceptor = make.for_call(args, kwargs)(module, taps)
             interceptor.captures = all_captures
             interception.start(interceptor)
             try:
@@ -84,7 +84,7 @@ class InterceptScope:
         # Noted before they are attached, so that after an interrupt `release` finds all of them.
         self._hooks = [(module, enter), (module, _leave)]
         self._hooks += [(child, hook) for child in children for hook in (muted, back)]
-        module.register_forward_pre_hook(enter)
+        module.register_forward_pre_hook(enter, with_kwargs=True)
         module.register_forward_hook(_leave, prepend=True, always_call=True)
         for child in children:
             child.register_forward_pre_hook(muted)
@@ -104,8 +104,10 @@ class InterceptScope:
         self._hooks = []
 
 
-def _enter(make: type[FunctionInterceptor], taps: dict[Kind, Tap], module: nn.Module, _args: Any) -> None:
-    interception.start(make(module, taps))
+def _enter(
+    make: type[FunctionInterceptor], taps: dict[Kind, Tap], module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> None:
+    interception.start(make.for_call(args, kwargs)(module, taps))
 
 
 def _leave(module: nn.Module, _args: Any, _output: Any) -> None:

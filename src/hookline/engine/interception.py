@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import _C, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, has_torch_function
 
 from hookline.engine import operators
 from hookline.engine.modes import remove_ended
@@ -41,6 +41,11 @@ class FunctionInterceptor:
     def ignored_in(cls, module: nn.Module) -> frozenset[str]:
         """The names of the children of a module in which nothing is intercepted."""
         return cls.ignored & module._modules.keys()
+
+    @classmethod
+    def for_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[FunctionInterceptor]:  # noqa: ARG003
+        """The class that intercepts a call of a module with these arguments."""
+        return cls
 
     def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
         super().__init__()
@@ -99,6 +104,16 @@ class OperatorInterceptor(FunctionInterceptor):
 
     outer: OperatorInterceptor | None = None
     """The interceptor that its own calls reach, of a module that calls this one."""
+    place: tuple[int, bool]
+    """Where its module was called: see `operators`."""
+    by_mode: ClassVar[type[ModeInterceptor]]
+    """The same as a mode, for calls under modes of others (a default device) and of subclasses of tensors: both act
+    before any operator, and would not see what hooks do."""
+
+    @classmethod
+    def for_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[FunctionInterceptor]:
+        """The class that intercepts a call of a module with these arguments."""
+        return cls.by_mode if has_torch_function((*args, *kwargs.values())) else cls
 
     def operator(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called instead of `func`, the torch function of the operator."""

@@ -9,11 +9,12 @@ for every function that the module calls.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import _C, Tensor
+from torch import _C, Tensor, _ops
 from torch.library import Library, fallthrough_kernel
 from torch.nn import functional as F
 
@@ -45,15 +46,20 @@ class _Here(threading.local):
     """The interceptor that operators of this thread call; each knows the one that was called before it, `outer`."""
 
     current: OperatorInterceptor | None = None
+    libraries: ClassVar[list[Library]] = []
+    """The kernels, once they are registered."""
+    opened: ClassVar[set[str]] = set()
+    """The higher-order operators that have a kernel too."""
 
 
-_here = _Here()
+_here: Any = vars(torch).setdefault("_hookline_here", _Here())
+"""Kept by torch: it takes one kernel of an operator, and hookline may be imported twice, or again."""
 
 
 def push(interceptor: OperatorInterceptor) -> None:
     """Call an interceptor from now on; what it calls reaches the one that was called until now."""
     _register()
-    interceptor.outer = _here.current
+    interceptor.outer, interceptor.place = _here.current, _place()
     _call(interceptor)
 
 
@@ -65,6 +71,15 @@ def remove(interceptor: OperatorInterceptor) -> None:
 def _call(interceptor: OperatorInterceptor | None) -> None:
     _here.current = interceptor
     _set_key(_KEY, interceptor is not None)
+
+
+def _place() -> tuple[int, bool]:
+    """Where operators are called: in which backward pass, and whether by a kernel of another operator.
+
+    Such a kernel runs without autograd. In inference mode everything does.
+    """
+    is_below = _C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.AutogradOther)
+    return _C._current_graph_task_id(), is_below and not torch.is_inference_mode_enabled()
 
 
 def is_off() -> bool:
@@ -84,6 +99,17 @@ def without_kernels(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         _call(before)
 
 
+@contextmanager
+def kernels_off() -> Iterator[None]:
+    """A block in which no operator is intercepted."""
+    before = _here.current
+    _call(None)
+    try:
+        yield
+    finally:
+        _call(before)
+
+
 def _kernel(func: Callable[..., Any], *, is_list: bool) -> Callable[..., Any]:
     """The kernel of an operator: it calls the interceptor instead of the function."""
 
@@ -94,7 +120,8 @@ def _kernel(func: Callable[..., Any], *, is_list: bool) -> Callable[..., Any]:
             return func(*args, **kwargs)
         _call(interceptor.outer)
         try:
-            result = interceptor.operator(func, args, kwargs)
+            is_own = interceptor.place == _place()  # not of an operator, or a backward pass, that the module calls
+            result = interceptor.operator(func, args, kwargs) if is_own else func(*args, **kwargs)
             return list(result) if is_list else result
         finally:
             _call(interceptor)
@@ -107,15 +134,18 @@ def _whole_kernel(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _lock = threading.Lock()
-_libraries: list[Library] = []
 
 
 def _register() -> None:
-    """Register the kernels, once."""
-    if _libraries:
+    """Register the kernels, once; higher-order operators (flex attention) may be added at any time."""
+    if _here.libraries and len(_here.opened) == len(_ops._higher_order_ops):
         return
     with _lock:
-        if _libraries:
+        for name, each in [*_ops._higher_order_ops.items()]:
+            if name not in _here.opened:
+                each.py_impl(_KEY)(_whole_kernel(each))
+                _here.opened.add(name)
+        if _here.libraries:
             return
         others, own = Library("_", "IMPL", _NAME), Library("aten", "IMPL", _NAME)
         others.fallback(fallthrough_kernel)
@@ -123,4 +153,4 @@ def _register() -> None:
             own.impl(name, _kernel(func, is_list=name.startswith("split")))
         for name, func in _WHOLE.items():
             own.impl(name, _whole_kernel(func))
-        _libraries[:] = [others, own]
+        _here.libraries[:] = [others, own]

@@ -10,11 +10,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hookline.engine import passes
 from hookline.engine.aliases import OVERWRITTEN, Handed
+from hookline.engine.calls import stashed
 from hookline.engine.deferred import Activations, Deferred, is_replayable
 from hookline.engine.passes import current
 from hookline.engine.snapshots import snapshot
@@ -62,6 +63,14 @@ class Recorder:
         """For captures: where the snapshots of sites are in `saved`."""
         self.saved: list[Tensor | None] = []
         self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
+
+    def stash(self, module: nn.Module) -> None:
+        """Leave what captures saved where other actions look for it; those of a module save its sites from now on."""
+        for site, place in self.places.items():
+            if site.module is module:
+                self.saved[place] = None
+            elif (x := self.saved[place]) is not None:
+                stashed.saved[site], stashed.memo[site] = x, {"kept": x}
 
     def note_pass(self) -> None:
         """Another forward pass of a text has begun."""

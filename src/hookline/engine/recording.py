@@ -107,6 +107,7 @@ class RecordingRun(Run):
                 self.steps.update(self._outer[module])
                 for tap in self._taps[module]:
                     tap.acquire(module, self)
+            self.recorder.stash(module)
             return call(*args, **kwargs)
         finally:
             with lock:

@@ -12,20 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.runs import open_runs
+from hookline.engine.hook_actions import Edit
+from hookline.engine.runs import Run, open_runs
 from hookline.model import HookedModel
 
 
-def linear_activations(model: HookedModel) -> list[tuple[str, Any]]:
-    """Hooks that give the modules of activation functions one product as their backward pass.
+def linear_activations(model: HookedModel) -> Run:
+    """A run in which the modules of activation functions have one product as their backward pass.
 
-    None while other hooks are active: they may make the output depend on more than the input at the same place.
+    None of them while other hooks are active: they may make the output depend on more than the input at the same place.
     """
-    if open_runs() or model._points.permanent.steps:
-        return []
     root = model._points.root
-    names = [name for name, each in root.named_modules() if type(each) in _elementwise() and not _is_hooked(each)]
-    return [pair for name in names for pair in _hooks(name)]
+    is_alone = not (open_runs() or model._points.permanent.steps)
+    modules = root.named_modules() if is_alone else ()
+    names = [name for name, each in modules if type(each) in _elementwise() and not _is_hooked(each)]
+    edits = [Edit(model._points.find(point), hook) for name in names for point, hook in _hooks(name)]
+    for each in edits:
+        each.must_fire = False  # the modules of a vision tower are not called for a text
+    return Run(root, edits, is_one_pass=True)
 
 
 def _hooks(name: str) -> list[tuple[str, Any]]:
@@ -38,8 +42,8 @@ def _hooks(name: str) -> list[tuple[str, Any]]:
         x = given.pop()
         if not (x.requires_grad and y.requires_grad and x.shape == y.shape):
             return None
-        (derivative,) = torch.autograd.grad(y, x, torch.ones_like(y))
-        return _Product.apply(x, y.detach(), derivative)
+        (derivative,) = torch.autograd.grad(y, x, torch.ones_like(y), allow_unused=True)
+        return None if derivative is None else _Product.apply(x, y.detach(), derivative)  # None: it returned its input
 
     return [(f"{name}.input", note), (name, replace)]
 
@@ -58,8 +62,9 @@ class _Product(torch.autograd.Function):
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Whether somebody else has torch hooks on a module."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether somebody else has torch hooks on a module, or has replaced its `forward`."""
+    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 @cache
