@@ -195,6 +195,7 @@ def llama(request) -> hookline.HookedModel:
     return hookline.hook(module)
 
 
+@pytest.mark.on_cpu(reason="elsewhere the tests themselves set a default device")
 def test_hooks_under_a_default_device_have_it(llama) -> None:
     seen = []
     with torch.device("meta"):

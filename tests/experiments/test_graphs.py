@@ -369,6 +369,7 @@ def test_transcoders_of_another_layer_are_pointed_out(tmp_path, tinyworld) -> No
     texts = [f"The capital of {name} is" for name in ("France", "Italy", "Japan", "Spain", "Russia")]
     store = hookline.harvest(tinyworld, texts, points, tmp_path / "rows", progress=False)
     own = train_transcoders(store, d_sae=64, k=8, steps=120, batch_size=25, lr=5e-3, progress=False).transcoders
+    own = own.to(tinyworld.cfg.device)
     graph = graphs.attribution_graph(tinyworld, texts[1], own)
     assert min(graph.info["explained"].values()) > 0.5
     assert "another layer" not in repr(graph)
