@@ -8,7 +8,7 @@ that has TransformerLens, the same program says what passes there. FOLDER is a c
 download (of weights, data or packages; or a variable of such a cell), and how many fail. Three things are
 changed: `%pip` and `!pip` lines do nothing, figures are made but not shown in a browser, and without a GPU "cuda" in
 the code is "cpu". `--replace OLD=NEW` changes the text of cells; `--shorten epochs|steps=3` makes numbers that are
-given to these names smaller. `--before FILE` runs a program before the cells, which may put stand-ins in the place of
+given to these names smaller. `--before FILE` runs a program before the cells, which may put stand-ins in place of
 what cannot be downloaded. `--results FILE` writes what happened to each cell, and numbers of the variables that it
 sets, as JSON; random numbers are seeded before each cell. `arena.py` compares such files. It needs IPython, and what
 the demos import (circuitsvis, plotly, nbformat).

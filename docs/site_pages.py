@@ -5,6 +5,7 @@ Links between files are those of the repository. Here they are changed to the pa
 
 from __future__ import annotations
 
+import ast
 import inspect
 import posixpath
 import re
@@ -16,6 +17,8 @@ from types import FunctionType
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+from hookline.edits import DataEdit
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -43,7 +46,8 @@ FRONT = {
 MODULES = ("edits", "positions", "hooks", "errors", "store", "sae", "weights", "vision")
 MESSAGES = """# Every message
 
-The texts of all errors and warnings; {…} is a value. [Errors and warnings](errors.md) explains their classes.
+The texts of all errors and warnings, where … is a value: search this page for the words between the values of yours.
+[Errors and warnings](errors.md) explains their classes.
 """
 RANKS = {
     r"(examples|messages|changelog|training|architecture|contributing)": 0.3,
@@ -78,7 +82,7 @@ def module_page(path: str) -> str:
     if path != "hookline.errors":
         found = [(name, each) for name, each in found if getattr(each, "__module__", "") != "hookline.errors"]
     entries = (
-        entry(f"{each.__module__}.{name}", name) if each.__name__ == name else named(name, each)
+        entry(f"{each.__module__}.{name}", name) if is_shown_by_source(name, each) else named(name, each)
         for name, each in found
         if is_documented(each)
     )
@@ -91,9 +95,15 @@ def is_documented(each: Any) -> bool:
     return isinstance(each, type | FunctionType)
 
 
+def is_shown_by_source(name: str, each: Any) -> bool:
+    """Whether the source has its public name and its defaults; those of edits are calls of `edit_field` there."""
+    return each.__name__ == name and not (isinstance(each, type) and issubclass(each, DataEdit))
+
+
 def named(name: str, each: Any) -> str:
-    """A class or function that is public under another name: `edits.zero` is the class `Zero`."""
-    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(each).parameters.values()]
+    """A class or function whose source does not show its name or defaults: `edits.zero` is the class `Zero`."""
+    given = inspect.signature(each.__init__ if isinstance(each, type) else each).parameters.values()
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in given if p.name != "self"]
     call = name + str(inspect.Signature(parameters))
     text = (inspect.getdoc(each) or "").replace("Examples:\n", "**Examples:**\n\n")
     return f"\n## {name}\n\n```python\n{call}\n```\n\n{text}\n"
@@ -121,9 +131,30 @@ def message_page() -> str:
 
 
 def escape(text: str) -> str:
-    """A message as Markdown: values in it as {name}, and nothing in it a tag, a link or emphasis."""
-    text = re.sub(r"\{[^{}]*?(\w+)\W*\}", r"{\1}", " ".join(text.replace(".__name__", "").split()))
-    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", text)
+    """A message as Markdown: values in it as …, and nothing in it a tag, a link or emphasis."""
+    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", " ".join(without_values(text).split()))
+
+
+def without_values(text: str) -> str:
+    """A message of `messages.messages`, with … in place of each value, and "one / other" for alternatives."""
+    shown, depth, start = "", 0, 0
+    for at, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if character == "{" and depth == 1:
+            shown, start = shown + text[start:at], at + 1
+        elif character == "}" and depth == 0:
+            shown, start = shown + value(text[start:at]), at + 1
+    return shown + text[start:]
+
+
+def value(source: str) -> str:
+    """What is shown for the source of a value: …, or the texts of alternatives, "one | other: condition"."""
+    try:
+        ast.parse(source, mode="eval")
+    except SyntaxError:
+        texts = source.rpartition(": ")[0].split(" | ")
+        return " / ".join(without_values(text) for text in texts if text != "None") or "…"
+    return "…"
 
 
 def changelog() -> str:
@@ -194,12 +225,21 @@ def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
     if not page.file.src_uri.startswith("api/"):
         return html
     up = "../" * page.file.src_uri.count("/")
-    known = {file.src_uri for file in files.documentation_pages()}
+    known = {file.src_uri: title(file) for file in files.documentation_pages()}
 
     def linked(name: re.Match[str]) -> str:
-        return f'<a href="{up}{name[1]}.html">{name[0]}</a>' if f"{name[1]}.md" in known else name[0]
+        page = known.get(f"{name[1]}.md")
+        return f'<a href="{up}{name[1]}.html">{page}</a>' if page else name[0]
 
-    return re.sub(r"\bdocs/([\w-]+)\.md", linked, html)
+    html = re.sub(r"\bdocs/([\w-]+)\.md", linked, html)
+    anchor = f"{up}api/models.html#hookline.HookedModule."
+    return re.sub(r"<code>HookedModule\.(\w+)</code>", rf'<a href="{anchor}\1">\g<0></a>', html)
+
+
+def title(file: File) -> str:
+    """The title of a page: its first heading."""
+    found = re.search(r"^# (.*)$", file.content_string, re.MULTILINE)
+    return found[1] if found else file.src_uri
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

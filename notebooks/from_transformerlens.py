@@ -122,7 +122,7 @@ except hookline.HooklineError as error:
 # %% [markdown]
 # ## Change all files at once
 #
-# `hookline migrate` rewrites the imports of scripts and notebooks, and lists what will behave otherwise. Without
+# `hookline migrate` rewrites the imports of scripts and notebooks, and lists what will behave differently. Without
 # `--write` it only shows what it would do.
 
 # %%

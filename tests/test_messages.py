@@ -1,7 +1,11 @@
 """Every message is in one golden file, so that a change of wording shows; no file has a banned phrase."""
 
 import messages
+import numpy
 import pytest
+import torch
+
+from hookline.errors import a_type, how_many
 
 
 def test_the_golden_file_has_every_message() -> None:
@@ -38,3 +42,8 @@ print("not a message")
         "one {path}: {why}",
         "{a | b{y}: x}",
     ]
+
+
+def test_numbers_and_types_have_the_right_plural_and_article() -> None:
+    assert [how_many(n, "row") for n in (0, 1, 2, 2000)] == ["no rows", "1 row", "2 rows", "2,000 rows"]
+    assert [*map(a_type, (1, [], numpy.ones(1), torch.ones(1)))] == ["an int", "a list", "an ndarray", "a Tensor"]

@@ -81,6 +81,18 @@ def test_the_api_reference_has_every_public_name(monkeypatch) -> None:
             assert f"heading: {public}}}" in shown or f"\n## {public}\n" in shown, public
 
 
+def test_no_source_code_is_shown_for_values_and_defaults(monkeypatch) -> None:
+    pytest.importorskip("mkdocs", reason="installed by `make site` and `make test-all`")
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    pages = script("site_pages")
+    assert (
+        pages.without_values("{len(x)} of {', '.join({*names})}: {one {x} | two: if_so}{None | x: y}")
+        == "… of …: one … / twox"
+    )
+    assert "DataEdit(*, pos=None, head=None, neuron=None, mask=None)" in pages.module_page("hookline.edits")
+    assert "join(" not in pages.message_page()
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "t5"])
 def test_the_point_map_shows_the_points_of_the_models(kind: str) -> None:
     make = script("make_point_map")

@@ -169,8 +169,14 @@ def describe(hook: Callable[..., Any]) -> str:
 
 
 def how_many(n: int, thing: str) -> str:
-    """A number of things, as a message says it: "1 point", "2 points", "no points"."""
-    return f"{n or 'no'} {thing}{'' if n == 1 else 's'}"
+    """A number of things, as a message says it: "1 point", "2,000 points", "no points"."""
+    return f"{f'{n:,}' if n else 'no'} {thing}{'' if n == 1 else 's'}"
+
+
+def a_type(value: object) -> str:
+    """The type of a value with its article, as a message says it: "a list", "an int", "an ndarray"."""
+    name = type(value).__name__
+    return f"{'an' if name == 'ndarray' or name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def shown_bytes(count: float) -> str:

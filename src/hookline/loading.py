@@ -15,7 +15,7 @@ from torch import nn
 
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
-from hookline.errors import HooklineError, warn
+from hookline.errors import HooklineError, a_type, warn
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
 from hookline.transformer.empty import dtype_in, from_pretrained_empty, quiet_loading
@@ -111,7 +111,7 @@ def _model_deeper_in(module: nn.Module) -> str:
     for path, each in module.named_modules():
         if path and _is_model(each) and find_anatomy(each) is not None:
             return (
-                f"{type(module).__name__} contains a {type(each).__name__}: hookline.hook(module.{path}, tokenizer) "
+                f"{type(module).__name__} contains {a_type(each)}: hookline.hook(module.{path}, tokenizer) "
                 f"has its classic names. Hooks placed there also fire when the whole module is called"
             )
     return ""

@@ -239,7 +239,11 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         return next_token_loss(self._points, logits, inputs, per_token=per_token)
 
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ModelCache]:
-        """The output and the activations: see `HookedModule.run_with_cache`. The cache also keeps the logits."""
+        """The output and the activations; the cache also keeps the logits.
+
+        It takes the arguments of a call (`input`, `return_type`, `images`, …), and `names_filter`, `pos_slice`,
+        `device`, `dtype`, `incl_bwd`, `fwd_hooks`, `bwd_hooks`, …: see `HookedModule.run_with_cache`.
+        """
         output, cache = super().run_with_cache(*args, **kwargs)
         logits = output[0] if isinstance(output, tuple) else output
         logits = logits.get("logits") if isinstance(logits, Mapping) else logits
@@ -275,7 +279,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         return {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
-        """The activations only. Layers after the last one that is needed do not run."""
+        """The activations only; layers after the last that is needed do not run. See `HookedModule.cache`."""
         if len(args) < 2 and kwargs.get("stop_at_layer") is None:
             kwargs.setdefault("return_type", None)
         return super().cache(*args, stop_early=stop_early, **kwargs)

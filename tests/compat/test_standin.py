@@ -1,4 +1,4 @@
-"""hookline in the place of `transformer_lens`: imports, programs, metadata. Each test has a process of its own."""
+"""hookline in place of `transformer_lens`: imports, programs, metadata. Each test has a process of its own."""
 
 import subprocess
 import sys

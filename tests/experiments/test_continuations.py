@@ -204,7 +204,7 @@ def test_after_images(kind):
         ({"a": metrics.log_prob(ANSWER), "mine": lambda logits: logits[:, -1, 0]}, "mine"),
         ([metrics.log_prob(ANSWER), metrics.log_prob(WRONG)], "log_prob"),
         (metrics.logit_diff(ANSWER, ANSWER), "the same in a row"),
-        (metrics.log_prob([[7, 8], [9, 8]]), "2 answers for 1 prompts"),
+        (metrics.log_prob([[7, 8], [9, 8]]), "2 answers for 1 prompt"),
         (metrics.log_prob([7, 10**6]), "out of range"),
     ],
 )

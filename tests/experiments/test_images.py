@@ -540,7 +540,7 @@ def test_patches_that_are_refused(model, inputs, others, red) -> None:
         ({"positions": []}, "0 entries"),
         ({"positions": [99]}, "has 43"),
         ({"positions": range(1, 37), "others": True}, "cover the whole image"),
-        ({"box": [BOX, BOX]}, "2 entries for 1 prompts"),
+        ({"box": [BOX, BOX]}, "2 entries for 1 prompt"),
         ({"box": (0.5, 0.5, 0.1, 0.1)}, "a box is"),
         ({"points": "vision.layer.pre"}, "no prompt positions"),
         ({"direction": "both"}, "direction is"),

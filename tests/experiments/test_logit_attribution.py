@@ -118,7 +118,7 @@ def test_the_name_mover_is_the_head_that_adds_most(tinyworld) -> None:
         ({"of": "layers", "layers": 1}, "heads or neurons"),
         ({"of": "heads", "layers": 4}, "layer 4.*0 to 3"),
         ({"pos": 14}, "position 14"),
-        ({"tokens": [" Mary", " John"]}, "for 1 prompts"),
+        ({"tokens": [" Mary", " John"]}, "for 1 prompt"),
         ({"tokens": None}, "no token after"),
         ({"wrong": " Mary"}, "are the same"),
         ({"tokens": "Mary and"}, "2 tokens, not one"),

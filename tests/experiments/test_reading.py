@@ -94,7 +94,11 @@ def test_another_width_needs_a_map(tinyworld) -> None:
     probs = by_hand(tinyworld, TARGET, value, 0, [1]).softmax(-1)
     torch.testing.assert_close(found.values[0, 0, 0], probs.max(), atol=1e-5, rtol=1e-4)
     assert torch.equal(found.values, same.values)
-    for wrong, why in ((lambda _: 3, "returned a int"), (lambda x: x[0], "returned the shape"), (matrix / 0, "finite")):
+    for wrong, why in (
+        (lambda _: 3, "returned an int"),
+        (lambda x: x[0], "returned the shape"),
+        (matrix / 0, "finite"),
+    ):
         with pytest.raises(HooklineError, match=why):
             reading.patchscope(model, TOKENS, TARGET, **how, width_map=wrong)
     with pytest.raises(HooklineError, match=r"\[7, 5\]"):

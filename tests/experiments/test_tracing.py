@@ -135,7 +135,7 @@ def test_an_interrupted_trace_goes_on(tinyworld) -> None:
         ("France", {"per_example": True}, "per_sample=True"),
         ("France", {"points": "mlp"}, "no point"),
         ("France", {"points": []}, "needs points"),
-        ("France", {"metric": metrics.prob(torch.tensor([5, 6]))}, "2 answers for 1 prompts"),
+        ("France", {"metric": metrics.prob(torch.tensor([5, 6]))}, "2 answers for 1 prompt"),
     ],
 )
 def test_what_cannot_be_traced_is_refused(tinyworld, subject, options, message) -> None:

@@ -103,7 +103,7 @@ def test_what_is_no_image(tmp_path) -> None:
         (tmp_path / "cut.png", "png"),
         ("https://a.b/c.png", "not downloaded"),
         (None, "NoneType"),
-        (7, "a int"),
+        (7, "an int"),
         (noise()[None], r"list\(array\)"),
         (np.zeros(5, np.uint8), "expected height"),
         (np.zeros((8, 9, 5), np.uint8), "no axis of 1, 3 or 4"),

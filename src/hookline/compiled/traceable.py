@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.errors import a_type
+
 _STORES = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_SUBSCR", "IMPORT_NAME", "YIELD_VALUE"}
 _HOST = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "is_nonzero", "backward", "requires_grad_"}
 _OF_POINTS = {"ctx", "step", "positions", "call", "add_hook", "remove_hooks", "fwd_hooks", "has_hooks"}
@@ -34,7 +36,7 @@ def why_not(hook: Any) -> str | None:
     if isinstance(hook, BuiltinFunctionType) and (hook.__module__ or "").startswith("torch"):
         return f"{hook.__name__} is random" if hook.__name__ in _RANDOM else None
     if not isinstance(hook, FunctionType):
-        return f"it is a {type(hook).__name__}, not a plain function"
+        return f"it is {a_type(hook)}, not a plain function"
     return _of_function(hook)
 
 
@@ -96,7 +98,7 @@ def _held(value: Any, name: str) -> str | None:
         return None
     if isinstance(value, FunctionType | BuiltinFunctionType | partial):
         return why_not(value)
-    return f"{name!r} is a {type(value).__name__}, which may hold state"
+    return f"{name!r} is {a_type(value)}, which may hold state"
 
 
 def constants_of(hook: Any) -> tuple[Any, ...]:

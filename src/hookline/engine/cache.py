@@ -25,6 +25,7 @@ from hookline.errors import (
     HooklineWarning,
     UnavailablePointError,
     UnknownPointError,
+    how_many,
     unknown_point,
     users_level,
 )
@@ -251,7 +252,7 @@ class ActivationCache(Mapping[str, Tensor]):
             f"<tr><td><code>{escape(name)}</code></td><td>{shape}</td><td>{dtype}</td><td>{size}</td></tr>"
             for name, shape, dtype, size in self._rows()
         )
-        return f"<p>{len(self)} activations, {_size(self.nbytes)}</p><table>{rows}</table>"
+        return f"<p>{how_many(len(self), 'activation')}, {_size(self.nbytes)}</p><table>{rows}</table>"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         """The name, shape, dtype and size of each activation; of many, one row for the same kind in several layers."""
@@ -285,7 +286,7 @@ class ActivationCache(Mapping[str, Tensor]):
         lines = [f"  {name:<{width}}  {shape} {dtype}, {size}" for name, shape, dtype, size in rows]
         if len(lines) > 60:
             lines[50:-5] = [f"  … {len(lines) - 55} more"]
-        return "\n".join([f"ActivationCache: {len(self)} activations, {_size(self.nbytes)}", *lines])
+        return "\n".join([f"ActivationCache: {how_many(len(self), 'activation')}, {_size(self.nbytes)}", *lines])
 
 
 def _size(nbytes: float) -> str:

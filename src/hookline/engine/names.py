@@ -36,7 +36,7 @@ from hookline.engine.ready import ReadyRuns
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Held, held_in
 from hookline.engine.split_values import check_items, completing, preparations, why_refused
-from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, no_match, unknown_point
+from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, a_type, no_match, unknown_point
 
 Filter: TypeAlias = (
     str | int | tuple[Any, ...] | nn.Module | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
@@ -208,7 +208,7 @@ class Points:
         if not is_called(module):
             inside = ", ".join(repr(f"{path}.{child}") for child in list(module._modules)[:4])
             raise UnavailablePointError(
-                f"{name!r} is a {type(module).__name__}, which only holds modules and is never called itself; "
+                f"{name!r} is {a_type(module)}, which only holds modules and is never called itself; "
                 f"hook the modules in it: {inside or 'it has none'}"
             )
         if isinstance(module, HookPoint) and kind is Kind.INPUT:

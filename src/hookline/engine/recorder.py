@@ -20,7 +20,7 @@ from hookline.engine.deferred import Activations, Deferred, is_replayable
 from hookline.engine.passes import current
 from hookline.engine.snapshots import snapshot
 from hookline.engine.structures import map_tensors
-from hookline.errors import HooklineError, NeverFiredWarning
+from hookline.errors import HooklineError, NeverFiredWarning, a_type
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
@@ -192,7 +192,7 @@ def loss_of(output: Any, loss_fn: Callable[[Any], Tensor] | None) -> Tensor:
     else:
         loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else a_type(loss)
         raise HooklineError(
             f"incl_bwd=True needs one number to differentiate, but has {what}: "
             f"pass loss_fn=lambda output: …, or let the model return its loss"

@@ -91,7 +91,7 @@ def _reason(action: PointAction, *, has_run: bool) -> str:
     module = type(action.module).__name__
     if action.point.site.kind.is_inner:
         return (
-            f"its module ({module}) was not called, or computes attention not itself but in a child, or in a fused "
+            f"its module ({module}) was not called, or computes attention in a child, or in a fused "
             f"kernel, as flash attention does: model.set_attn_implementation('sdpa') or 'eager'"
         )
     if action.point.only is not None:

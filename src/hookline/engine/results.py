@@ -9,7 +9,7 @@ from torch import Tensor
 from hookline.engine.casting import cast
 from hookline.engine.failures import hook_error
 from hookline.engine.snapshots import snapshot
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 
 if TYPE_CHECKING:
     from hookline.engine.hook_actions import HookAction
@@ -22,7 +22,7 @@ def fit(action: HookAction, result: Any, like: Tensor, given: Any = None) -> Ten
     """
     if not isinstance(result, Tensor):
         raise hook_error(
-            f"returned a {type(result).__name__}; it must return None, or a tensor of shape {tuple(like.shape)}", action
+            f"returned {a_type(result)}; it must return None, or a tensor of shape {tuple(like.shape)}", action
         )
     if not like.is_nested and result.shape != like.shape:
         raise hook_error(

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from hookline.errors import a_type
+
 Key: TypeAlias = int | str
 Path: TypeAlias = tuple[Key, ...]
 
@@ -45,7 +47,7 @@ def first_tensor(value: Any) -> Path:
     """The path to the first tensor in a value, depth first."""
     for path in tensor_paths(value):
         return path
-    raise NoTensorError(f"the value is a {type(value).__name__} with no tensor in it")
+    raise NoTensorError(f"the value is {a_type(value)} with no tensor in it")
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -70,7 +72,7 @@ def look(value: Any, path: Path) -> Tensor:
     for key in path:
         value = _child(value, key)
     if not isinstance(value, Tensor):
-        raise NoTensorError(f"it is a {type(value).__name__}, not a tensor; {_items(value)}")
+        raise NoTensorError(f"it is {a_type(value)}, not a tensor; {_items(value)}")
     return value
 
 

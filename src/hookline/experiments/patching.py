@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline.engine.cache import ActivationCache
-from hookline.errors import HooklineError, warn
+from hookline.errors import HooklineError, how_many, warn
 from hookline.experiments.core.continuations import continued, prompt_pair
 from hookline.experiments.core.labels import about, number_text, said_points
 from hookline.experiments.core.measure import Options, Reader, measured, metric_values
@@ -149,7 +149,8 @@ def _from_cache(
         x = in_one_row(x, point) if len(corrupted) == 1 and point.stream == "image" else x
         if len(x) != len(corrupted):
             raise HooklineError(
-                f"the clean cache has {len(x)} rows at {point.name!r}, but there are {len(corrupted)} prompts"
+                f"the clean cache has {how_many(len(x), 'row')} at {point.name!r}, but there "
+                f"{'is' if len(corrupted) == 1 else 'are'} {how_many(len(corrupted), 'prompt')}"
             )
         given[point.name] = x
     return Both(reader, corrupted.by_row(given, where.points.values()), "", info, corrupted.labels(model))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookline.edits import replace
 from hookline.engine.halving import Fit
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 from hookline.experiments.core.labels import Label, about, token_labels
 from hookline.experiments.core.measure import Options
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompt_positions, prompts_of
@@ -63,7 +63,7 @@ def patchscope(
         2      ' Paris'
         3      ' Rome'
 
-    Each cell is a run of the target with the source's activation after `layer`, at `pos`, in the place of that at the
+    Each cell is a run of the target with the source's activation after `layer`, at `pos`, in place of that at the
     marker: a token, or positions as in `hookline.at`; several markers all get it. It goes in after the same layer, or
     after each of `into_layers`. `into` is another model that runs the target; `width_map` maps activations to its
     width: a matrix `[d_model there, d_model here]`, or a function.
@@ -301,7 +301,7 @@ def _mapped(x: Float[Tensor, "pos d_model"], width_map: WidthMap | None) -> Floa
     if not isinstance(width_map, Tensor):
         new = width_map(x)
         if not isinstance(new, Tensor) or new.shape[:-1] != x.shape[:-1]:
-            what = f"the shape {list(new.shape)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
+            what = f"the shape {list(new.shape)}" if isinstance(new, Tensor) else a_type(new)
             raise HooklineError(f"width_map returned {what} for activations of the shape {list(x.shape)}")
         return new
     if width_map.ndim != 2 or width_map.shape[1] != x.shape[-1]:

@@ -30,7 +30,7 @@ from hookline.engine.schedule import Step
 from hookline.engine.snapshots import Loan, lend, snapshot
 from hookline.engine.structures import NoTensorError, first_tensor, look, replaced, tensor_paths, tensors_in
 from hookline.engine.taps import Tap, tap_on
-from hookline.errors import InvalidHookError
+from hookline.errors import InvalidHookError, a_type
 from hookline.hooks.context import HookContext
 from hookline.hooks.values import WHOLE, arguments_of, copied, is_as_it_was, needs_grad
 
@@ -189,7 +189,7 @@ class ObjectEdit(Edit):
         paths = list(tensor_paths(x))
         if list(tensor_paths(result)) != paths:
             raise hook_error(
-                f"returned {_shown(result)}; it must return None, the first tensor, or a {type(x).__name__} "
+                f"returned {_shown(result)}; it must return None, the first tensor, or {a_type(x)} "
                 f"with tensors at the same places: {_places(paths)}",
                 self,
             )
@@ -202,8 +202,7 @@ class ObjectEdit(Edit):
             )
         if not isinstance(result[0], tuple | list):
             raise hook_error(
-                f"returned (args, kwargs) with a {type(result[0]).__name__} for args: it must be a tuple, as in "
-                f"((x,), kwargs)",
+                f"returned (args, kwargs) with {a_type(result[0])} for args: it must be a tuple, as in ((x,), kwargs)",
                 self,
             )
         result = (tuple(result[0]), result[1])
@@ -296,9 +295,7 @@ def _is_own_output(point: HookPoint) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}" + (
-        f" with tensors at {_places(paths)}" if (paths := [*tensor_paths(value)]) else ""
-    )
+    return a_type(value) + (f" with tensors at {_places(paths)}" if (paths := [*tensor_paths(value)]) else "")
 
 
 def _places(paths: list[Any]) -> str:

@@ -18,7 +18,7 @@ from hookline.engine.runs import clear_state
 from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import snapshot
-from hookline.errors import HooklineError, InvalidHookError
+from hookline.errors import HooklineError, InvalidHookError, a_type
 from hookline.hooks.hook import Hook, HookType
 
 ACTIVATIONS = "activations"
@@ -120,7 +120,7 @@ def _how(action: HookAction) -> str:
 def _of_another(action: HookAction, points: list[HookPoint]) -> str:
     root = action.point.permanent.root()
     is_same = root is None or any(point.permanent.root() is root for point in points)
-    return "" if is_same else f" of another model, a {type(root).__name__}"
+    return "" if is_same else f" of another model, {a_type(root)}"
 
 
 class LayerActivationDetector(Detector):

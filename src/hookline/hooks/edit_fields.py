@@ -20,7 +20,7 @@ import torch
 from numpy import generic, ndarray
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 from hookline.text.outliers import Outliers, factor_of
 from hookline.text.token_positions import Positions, canonical, is_index, whole_number
 
@@ -115,7 +115,7 @@ def described(value: Any) -> str:
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         return "an integer that is too large for a float"
     text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+    return text if len(text) <= 60 and "\n" not in text else a_type(value)
 
 
 def shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from hookline.engine.names import Points
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
 from hookline.engine.split_values import check_not_sharded
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 from hookline.hooks.attention_check import AttentionReport, check_attention
 from hookline.hooks.registry import Registry
 
@@ -79,8 +79,8 @@ class HookedModule(Hooked, Delegate):
         modules = sum(1 for _ in self.module.modules())
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         return (
-            f"HookedModule({type(self.module).__name__}: {modules} module{'s' * (modules != 1)}, "
-            f"{parameters:,} parameters, {len(self.hook_dict)} points)"
+            f"HookedModule({type(self.module).__name__}: {how_many(modules, 'module')}, "
+            f"{how_many(parameters, 'parameter')}, {how_many(len(self.hook_dict), 'point')})"
         )
 
 

@@ -18,7 +18,7 @@ from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import Loan, is_as_lent
 from hookline.engine.split_values import completing
 from hookline.engine.structures import children, look, map_tensors, tensor_paths
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def out_of_order(
         return _first_argument(module).put((args, dict(kwargs)), new)
     names = _keywords(module, kwargs)
     if not isinstance(new, tuple | list) or len(new) != len(args) + len(names):
-        what = f"{len(new)} values" if isinstance(new, tuple | list) else f"a {type(new).__name__}"
+        what = f"{len(new)} values" if isinstance(new, tuple | list) else a_type(new)
         raise HooklineError(
             f"returned {what}; it must return None, a tensor for the first argument, or a tuple of all "
             f"{len(args) + len(names)} arguments: {[f'[{i}]' for i in range(len(args))] + names}"

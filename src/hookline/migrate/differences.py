@@ -1,4 +1,4 @@
-"""What will behave otherwise in a source text: names that the compatibility package does not have, and differences.
+"""What will behave differently in a source text: names that the compatibility package does not have, and differences.
 
 Nothing is listed here. Absent names are those that the package fails to provide, with its own error messages; the other
 differences are the table of the library's page in docs/, whose copy in the package docs/make_differences.py writes. The

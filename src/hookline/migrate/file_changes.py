@@ -50,7 +50,7 @@ class ImportChange:
 
 @dataclass(frozen=True)
 class BehaviorChange:
-    """Something that will behave otherwise, or was left unchanged, and the lines where it occurs."""
+    """Something that will behave differently, or was left unchanged, and the lines where it occurs."""
 
     subject: str
     text: str
@@ -59,7 +59,7 @@ class BehaviorChange:
 
 @dataclass(frozen=True)
 class FileReport:
-    """What changes in a file, what will behave otherwise, and the error if the file cannot be read or written."""
+    """What changes in a file, what will behave differently, and the error if the file cannot be read or written."""
 
     path: Path
     changes: tuple[ImportChange, ...] = ()

@@ -17,7 +17,7 @@ PREFIX = "hookline.compat."
 
 
 class Insertion(NamedTuple):
-    """Characters to insert at an offset, in the place of so many others."""
+    """Characters to insert at an offset, in place of so many others."""
 
     at: int
     text: str
@@ -83,7 +83,7 @@ def inserted(text: str, insertions: list[Insertion]) -> str:
 
 
 def spliced(text: str, parts: list[tuple[tuple[int, int], str]]) -> str:
-    """Return the text with new parts in the place of the given spans."""
+    """Return the text with new parts in place of the given spans."""
     pieces, at = [], 0
     for (start, end), new in sorted(parts):
         pieces += [text[at:start], new]

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 from hookline.sae.sae_config import check_count
 from hookline.store import Rows, Store, open_store
 
@@ -77,7 +77,7 @@ def joint_source(
 ) -> tuple[dict[str, Source], Callable[[int], Iterable[Mapping[str, Tensor]]]]:
     """The source of each of several points of a store, and a function that reads the batches of an epoch at all."""
     if not isinstance(data, Store | str | Path):
-        raise HooklineError(f"train_many takes a store, or its path, not a {type(data).__name__}")
+        raise HooklineError(f"train_many takes a store, or its path, not {a_type(data)}")
     store = open_store(data)
     names, size = store.select(points), batch_size or BATCH_SIZE
     sources = {name: source_of(store, name, batch_size, seed) for name in names}

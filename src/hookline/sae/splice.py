@@ -22,7 +22,7 @@ from hookline.engine.lenses import FIRST
 from hookline.engine.names import Filter
 from hookline.engine.passes import current
 from hookline.engine.points import HookPoint
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 from hookline.hooks import Controller, Detector
 from hookline.hooks.action import ObjectEdit
 from hookline.sae.autoencoder import SparseAutoencoder
@@ -133,7 +133,7 @@ class Splice(Controller):
             result = call(given, self.point)
             new = given if result is None else result
             if not isinstance(new, Tensor) or new.shape != features.shape:
-                what = f"the shape {list(new.shape)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"
+                what = f"the shape {list(new.shape)}" if isinstance(new, Tensor) else a_type(new)
                 raise HooklineError(
                     f"the edit {edit!r} returned {what}; the features have the shape {list(features.shape)}"
                 )

@@ -28,7 +28,7 @@ from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run
 from hookline.engine.schedule import Way
 from hookline.engine.skipping import Skipping
-from hookline.errors import HooklineError, StoreError, UnavailablePointError, shown_bytes
+from hookline.errors import HooklineError, StoreError, UnavailablePointError, a_type, shown_bytes
 from hookline.loading import load
 from hookline.model import HookedModel
 from hookline.store.examples import Examples
@@ -85,7 +85,7 @@ class LayerHarvest(Harvest):
     def __init__(self, model: Any, points: Filter, options: HarvestOptions, device: Any) -> None:
         hooked = load(model, device="meta") if isinstance(model, str | Path) else model
         if not isinstance(hooked, HookedModel):
-            what = f"a {type(hooked).__name__}"
+            what = a_type(hooked)
             raise HooklineError(f"by_layer=True takes the folder of a language model of transformers, not {what}")
         _check(hooked._points)
         self.device = layers_device(device)

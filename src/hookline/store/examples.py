@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hookline.errors import HooklineError, StoreError
+from hookline.errors import HooklineError, StoreError, a_type
 from hookline.store.manifest import Manifest, Progress
 
 
@@ -82,7 +82,7 @@ class Examples:
         try:
             return item[self._column]
         except (KeyError, IndexError, TypeError):
-            has = f"it has {list(item)}" if is_row else f"it is a {type(item).__name__}"
+            has = f"it has {list(item)}" if is_row else f"it is {a_type(item)}"
             raise HooklineError(f"there is no column {self._column!r}: {has}") from None
 
     def batches(self, size: BatchSize, max_tokens: int | None = None) -> Iterator[tuple[Progress, list[Example]]]:
@@ -159,7 +159,7 @@ def _items(dataset: Any) -> Iterator[Any]:
         inside = f" of {list(dataset)[:4]}: pass one of them" if isinstance(dataset, Mapping) else ""
         raise HooklineError(
             "a data set is a list of texts, a tensor of tokens, or another iterable of examples, "
-            f"not a {type(dataset).__name__}{inside}"
+            f"not {a_type(dataset)}{inside}"
         )
     return iter(dataset)
 
@@ -168,7 +168,7 @@ def as_sample(item: Any) -> Tensor:
     """Convert an item to an example for a network that is not a language model: a tensor."""
     if not isinstance(item, Tensor):
         raise HooklineError(
-            f"a network that is not a language model takes tensors, not a {type(item).__name__}; in a tuple "
+            f"a network that is not a language model takes tensors, not {a_type(item)}; in a tuple "
             f"or a dictionary, select the tensor with column=…"
         )
     return item.detach().cpu().contiguous()

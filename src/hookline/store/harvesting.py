@@ -20,7 +20,7 @@ from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
 from hookline.engine.split_values import processes
-from hookline.errors import HooklineError, StoreError, UnknownPointError, warn
+from hookline.errors import HooklineError, StoreError, UnknownPointError, a_type, warn
 from hookline.model import HookedModel
 from hookline.store.examples import BatchSize, Example, Examples, as_sample, as_text
 from hookline.store.identity import check_same, code_in, identity, input_device
@@ -129,7 +129,7 @@ class Harvest:
                 f"harvest takes a folder only with by_layer=True: pass that, or hookline.load({str(model)!r})"
             )
         if not isinstance(model, Hooked):
-            raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not a {type(model).__name__}")
+            raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not {a_type(model)}")
         self.model, self.options = model, options
         self.team = Team(processes.get(model._points.root))
         self._fit = Fit("examples")
@@ -324,7 +324,7 @@ def _check_steady(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if part.training and isinstance(part, kinds) and getattr(part, "p", 1):
             raise HooklineError(
-                f"the model is in training mode, and {name!r} is a {type(part).__name__}: call model.eval() first, or "
+                f"the model is in training mode, and {name!r} is {a_type(part)}: call model.eval() first, or "
                 f"the activations would differ each time"
             )
 

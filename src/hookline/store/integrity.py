@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hookline.errors import StoreError
+from hookline.errors import StoreError, how_many
 from hookline.store.folders import Folder
 from hookline.store.manifest import MANIFEST, Manifest, Shard, shard_names, versions
 from hookline.store.shards import about_differences, mismatch, open_shard
@@ -58,8 +58,10 @@ class Verification:
         lines += [_line(finding, wide) for finding in self.findings]
         rows, examples = (self.manifest.rows, self.manifest.examples) if self.manifest is not None else (0, 0)
         state = "complete" if self.manifest is not None and self.manifest.is_complete else "not complete"
-        found = f"{len(self.problems)} problems" if self.problems else "sound"
-        return "\n".join([*lines, f"{self.path}: {rows:,} rows of {examples:,} examples, {state}; {found}"])
+        found = how_many(len(self.problems), "problem") if self.problems else "sound"
+        return "\n".join(
+            [*lines, f"{self.path}: {how_many(rows, 'row')} of {how_many(examples, 'example')}, {state}; {found}"]
+        )
 
 
 def _line(finding: Finding, wide: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.errors import StoreError, unknown_point
+from hookline.errors import StoreError, how_many, unknown_point
 from hookline.store.folders import Bytes, Folder, LocalFolder
 from hookline.store.integrity import Verification, rebuild_manifest, verify
 from hookline.store.manifest import Column, Manifest, Shard
@@ -236,8 +236,8 @@ class Store:
         if manifest.about.unit is not None and not manifest.is_complete:
             state += f", {missing_units(self.folder)}: harvest again with the same arguments"
         return (
-            f"{kind}({self.path!r}: {manifest.rows:,} rows of {manifest.examples:,} examples, "
-            f"{len(self.points)} points, {len(manifest.shards)} shards, {state})"
+            f"{kind}({self.path!r}: {how_many(manifest.rows, 'row')} of {how_many(manifest.examples, 'example')}, "
+            f"{how_many(len(self.points), 'point')}, {how_many(len(manifest.shards), 'shard')}, {state})"
         )
 
 
@@ -263,7 +263,7 @@ def open_store(path: str | Path | Store) -> Store:
     Examples:
         >>> store = hookline.harvest(model, texts, "blocks.2.hook_resid_post", "activations")
         >>> hookline.store.open_store("activations")
-        LocalStore('...activations': 25 rows of 5 examples, 1 points, 1 shards, complete)
+        LocalStore('...activations': 25 rows of 5 examples, 1 point, 1 shard, complete)
     """
     if isinstance(path, Store):
         return path

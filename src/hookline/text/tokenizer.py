@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 
 _FEW = 1024
 """Token ids that are checked on the host."""
@@ -145,8 +145,8 @@ def check_no_mapping(prompt: Any) -> None:
 def shown_prompt(given: Any) -> str:
     """A wrong prompt, as an error message shows it: text in full, anything else by its type."""
     if isinstance(given, list | tuple) and not all(isinstance(each, str) for each in given):
-        return f"a {type(given).__name__} of {', '.join(dict.fromkeys(type(each).__name__ for each in given))}"
-    return repr(given) if isinstance(given, str | int | float | list | tuple | None) else f"a {type(given).__name__}"
+        return f"{a_type(given)} of {', '.join(dict.fromkeys(type(each).__name__ for each in given))}"
+    return repr(given) if isinstance(given, str | int | float | list | tuple | None) else a_type(given)
 
 
 def single_token(tokenizer: Any, text: str) -> int:

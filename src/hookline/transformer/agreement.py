@@ -116,12 +116,12 @@ class Agreement:
                 each.invoke = self._log.watching(each)
 
     def begin(self, actions: Sequence[Action]) -> None:
-        """Raise if the hooks of another process differ, or if it does not come within a minute."""
+        """Raise if the hooks of another process differ, or if it does not arrive within a minute."""
         mine = _hooks(actions)
         self._compare_hooks(self._exchange("begins to hook it", _checksum(mine)), mine)
 
     def enter(self, actions: Sequence[Action], given: Mapping[str, Any]) -> None:
-        """Raise if the hooks or the inputs of another process differ, or if it does not come within a minute."""
+        """Raise if the hooks or the inputs of another process differ, or if it does not arrive within a minute."""
         hooks = _hooks(actions)
         told = self._exchange("begins a forward pass", (_checksum(hooks), _inputs(given)))
         self._compare_hooks([checksum for checksum, _ in told], hooks)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +36,7 @@ def as_image(given: Any, what: str = "the image") -> Image:
     elif isinstance(given, np.ndarray | Tensor):
         image = Image.fromarray(_pixels(given, what))
     else:
-        raise HooklineError(f"{what} is a {type(given).__name__}: give {_KINDS}")
+        raise HooklineError(f"{what} is {a_type(given)}: give {_KINDS}")
     if image.mode in _DEEPER:
         raise HooklineError(f"{what} has PIL mode {image.mode!r}, with more than 8 bits: scale it to 0 … 255 first")
     if 0 in image.size:

@@ -70,14 +70,16 @@ def _nested(images: Any, places: Sequence[int] | None) -> list[list[Any]]:
         return [[each] for each in given]
     if all(lists):
         if len(given) != len(places):
-            raise HooklineError(f"got {len(places)} prompts but {len(given)} lists of images: pass one list per prompt")
+            raise HooklineError(
+                f"got {how_many(len(places), 'prompt')} but {len(given)} lists of images: pass one list per prompt"
+            )
         return [list(each) for each in given]
     if len(places) == 1:
         return [given]
     if any(wanted != 1 for wanted in places) or len(given) != len(places):
         raise HooklineError(
-            f"{len(places)} prompts with {', '.join(map(str, places))} image placeholders, but a flat list of "
-            f"{how_many(len(given), 'image')}: pass one list per prompt, images=[[…], […]]"
+            f"{how_many(len(places), 'prompt')} with {', '.join(map(str, places))} image placeholders, but a flat list "
+            f"of {how_many(len(given), 'image')}: pass one list per prompt, images=[[…], […]]"
         )
     return [[each] for each in given]
 

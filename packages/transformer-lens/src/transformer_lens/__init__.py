@@ -1,4 +1,4 @@
-"""hookline in the place of TransformerLens: this name becomes `hookline.compat.transformer_lens`."""
+"""hookline in place of TransformerLens: this name becomes `hookline.compat.transformer_lens`."""
 
 __hookline__ = True
 

@@ -1,4 +1,4 @@
-"""Run a program with hookline in the place of TransformerLens.
+"""Run a program with hookline in place of TransformerLens.
 
 python -m hookline.compat.transformer_lens script.py --its-options
 python -m hookline.compat.transformer_lens -m pytest tests
@@ -15,7 +15,7 @@ from hookline.compat.transformer_lens.standin import PACKAGE, install
 USAGE = f"""usage: python -m {PACKAGE} SCRIPT [ARGUMENT …]
        python -m {PACKAGE} -m MODULE [ARGUMENT …]
 
-Runs a script or a module, as python does, with hookline in the place of TransformerLens: `import transformer_lens`
+Runs a script or a module, as python does, with hookline in place of TransformerLens: `import transformer_lens`
 in it imports {PACKAGE}."""
 
 

@@ -1,7 +1,7 @@
-"""Modules that users attach to a HookedTransformer: in the place of a point or a component, or under a new name.
+"""Modules that users attach to a HookedTransformer: in place of a point or a component, or under a new name.
 
-    model.blocks[0].hook_mlp_out = sae                        # in the place of a point: it gets what passes there
-    model.blocks[0].mlp = Wrapper(model.blocks[0].mlp)        # in the place of a component: it is called instead
+    model.blocks[0].hook_mlp_out = sae                        # in place of a point: it gets what passes there
+    model.blocks[0].mlp = Wrapper(model.blocks[0].mlp)        # in place of a component: it is called instead
     model.blocks[0].mlp.hook_in = HookPoint()                 # under a new name: called by whoever calls it
 
 The transformers model keeps its own modules. At a point, an edit of the engine calls the attached module. A component's
@@ -138,7 +138,7 @@ class Attached:
         return found
 
     def _path_of(self, name: str) -> str:
-        """The path of the module in the place of this point, which may be another name of the point."""
+        """The path of the module in place of this point, which may be another name of the point."""
         return next((path for path, replaced in self._points.replaced.items() if replaced == name), name)
 
     def put(self, path: str, value: Any) -> None:
@@ -185,7 +185,7 @@ class Attached:
         self._points.outdate()
 
     def kept(self) -> dict[str, Any]:
-        """What is attached, for a copy of the model; raises if a module is in the place of a point."""
+        """What is attached, for a copy of the model; raises if a module is in place of a point."""
         if at_points := list(self._points.replaced):
             raise HooklineError(
                 f"a model cannot be copied or pickled while modules are attached at its points "
@@ -232,7 +232,7 @@ class Attached:
             )
 
     def _reroute(self, path: str) -> None:
-        """Call what is attached in the place of the component's own module, or restore the module."""
+        """Call what is attached in place of the component's own module, or restore the module."""
         module: Any = module_at(self._points.anatomy, path)
         target = self.modules.get(path, self.forwards.get(path))
         if module not in self._replaced and target is not None:

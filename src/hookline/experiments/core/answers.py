@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int, Num
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.measure import packed
 from hookline.experiments.core.prompts import Prompt, Prompts, prompt_positions, prompts_of
@@ -44,7 +44,9 @@ def answer_ids(model: HookedModel, text: Prompts, tokens: Answers, pos: int | No
     """Token ids: one, one per row, or one per row and position."""
     ids = model.token_ids(tokens)
     if tuple(ids.shape) not in ((), (len(text),)) and (pos is not None or ids.shape != text.tokens.shape):
-        raise HooklineError(f"tokens of shape {list(ids.shape)} for {len(text)} prompts: pass one, or one per prompt")
+        raise HooklineError(
+            f"tokens of shape {list(ids.shape)} for {how_many(len(text), 'prompt')}: pass one, or one per prompt"
+        )
     return ids
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 from hookline.experiments.core.prompts import Prompts, check_pair, prompts_of
 from hookline.experiments.metrics import LogitDiff, Metric, check_vocabulary, name_of, several
 from hookline.model import HookedModel
@@ -94,7 +94,9 @@ def answers_of(model: HookedModel, given: Any, batch: int) -> Slot:
         given = (given,)
     found = [_tokens(model, each) for each in given]
     if len(found) not in (1, batch):
-        raise HooklineError(f"{len(found)} answers for {batch} prompts: pass one for all, or one each")
+        raise HooklineError(
+            f"{how_many(len(found), 'answer')} for {how_many(batch, 'prompt')}: pass one for all, or one each"
+        )
     return found * (batch // len(found))
 
 

@@ -20,7 +20,7 @@ from hookline.sae.transcoders import Transcoders
 
 NodeKind: TypeAlias = Literal["feature", "mlp", "error", "token", "logit"]
 WHOLE = -1
-"""In the place of a feature: the whole MLP."""
+"""In place of a feature: the whole MLP."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class LocalModel:
         return found
 
     def constant(self, layer: int, inputs: Mapping[Reader, Tensor], _made: Any = None) -> Float[Tensor, "pos d_model"]:
-        """What is written in the place of an MLP without any node: the bias and the skip connection of a transcoder."""
+        """What is written in place of an MLP without any node: the bias and the skip connection of a transcoder."""
         if self.transcoders is None or layer not in self.transcoders:
             return torch.zeros_like(self.run.outputs[layer])
         return self.transcoders.constant(layer, inputs[layer]).to(self.run.outputs[layer])
@@ -146,7 +146,7 @@ class _Writers:
         self.parts: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
 
     def add(self, layer: int, pos: int, columns: Tensor, vectors: Float[Tensor, "node d_model"]) -> None:
-        """Nodes that write at a position in the place of a layer's MLP, or as embeddings."""
+        """Nodes that write at a position in place of a layer's MLP, or as embeddings."""
         self.parts.setdefault(layer, []).append((pos, columns, vectors))
 
     def of(self, column: int) -> list[tuple[int, int, Float[Tensor, " d_model"]]]:

@@ -21,7 +21,7 @@ from hookline.errors import HooklineError
 from hookline.model import HookedModel
 
 EMBEDDING, LOGITS = -1, -2
-"""In the place of a layer: the embeddings as a source, and the unembedding as a reader."""
+"""In place of a layer: the embeddings as a source, and the unembedding as a reader."""
 _FROZEN = (".hook_scale", ".hook_pattern")
 _READS = ("mlp.hook_in", "hook_mlp_in", "hook_resid_mid")
 _ROOM = 2**25

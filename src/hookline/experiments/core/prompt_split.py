@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 from hookline.experiments.core.labels import Label, is_label, scalar
 
 
@@ -39,7 +39,10 @@ def class_numbers(labels: Any, prompts: int) -> tuple[list[Label], Int[Tensor, "
     given = labels.tolist() if hasattr(labels, "tolist") else list(labels) if not isinstance(labels, str) else [labels]
     plain = [int(each) if isinstance(each, bool) else scalar(each) for each in given]
     if len(plain) != prompts:
-        raise HooklineError(f"there must be one label for each prompt: got {len(plain)} labels for {prompts} prompts")
+        raise HooklineError(
+            f"there must be one label for each prompt: got {how_many(len(plain), 'label')} "
+            f"for {how_many(prompts, 'prompt')}"
+        )
     if not all(map(is_label, plain)) or len({isinstance(each, str) for each in plain}) > 1:
         raise HooklineError(f"labels must be strings, or numbers, or booleans; got {plain[:6]!r}")
     classes = sorted(set(plain))
@@ -82,8 +85,9 @@ def split_prompts(labels: Any, same: Sequence[int], groups: Sequence[Hashable] |
         if bool(here.all()) or not bool(here.any()):
             apart = len({group[each] for each in (label == number).nonzero().flatten().tolist()})
             raise HooklineError(
-                f"the class {name!r} has {len(here)} prompts in {apart} groups (prompts with the same tokens are one "
-                f"group), too few to train on some and hold out others, test={test:g}: add different prompts"
+                f"the class {name!r} has {how_many(len(here), 'prompt')} in {how_many(apart, 'group')} "
+                f"(prompts with the same tokens are one group), too few to train on some "
+                f"and hold out others, test={test:g}: add different prompts"
             )
     return Split(classes, label, is_test)
 
@@ -94,7 +98,9 @@ def _joined(same: Sequence[int], groups: Sequence[Hashable] | None) -> list[int]
         return list(same)
     given = groups.tolist() if isinstance(groups, Tensor) else list(groups)
     if len(given) != len(same):
-        raise HooklineError(f"groups must have one entry for each prompt: got {len(given)} for {len(same)} prompts")
+        raise HooklineError(
+            f"groups must have one entry for each prompt: got {len(given)} for {how_many(len(same), 'prompt')}"
+        )
     parent = list(range(len(same)))
 
     def root(at: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.measure import Options, measured
 from hookline.experiments.core.prompts import check_pair, prompt_positions, prompts_of
@@ -108,7 +108,9 @@ def _for_each(given: Any, n: int) -> list[Any]:
     if given is None or (len(given) and not isinstance(given[0], Sequence | Tensor)):
         return [given] * n
     if len(given) != n:
-        raise HooklineError(f"box or positions has {len(given)} entries for {n} prompts: pass one for all, or one each")
+        raise HooklineError(
+            f"box or positions has {len(given)} entries for {how_many(n, 'prompt')}: pass one for all, or one each"
+        )
     return list(given)
 
 

@@ -15,7 +15,7 @@ from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.torch_hooks import TorchHooks
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.architectures import Architecture, architecture
 from hookline.transformer.contexts import EagerAttention
@@ -226,5 +226,5 @@ def outcome(output: Any) -> Tensor:
     for name in _OUTCOMES:
         if name in output:
             return output[name]
-    found = f"a {type(output).__name__} has {', '.join(output)}"
+    found = f"{a_type(output)} has {', '.join(output)}"
     raise HooklineError(f"{found}, none of which is the output of a language model: call model.module instead")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.engine.recorder import StopForward
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 from hookline.hooks import Hook
 from hookline.hooks.hooked_module import HookedModule
 from hookline.transformer.contexts import EvalMode
@@ -166,7 +166,7 @@ class InferenceEngine:
         """The logits of an output."""
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
-            raise HooklineError(f"a {type(output).__name__} has no logits")
+            raise HooklineError(f"{a_type(output)} has no logits")
         return logits
 
 
