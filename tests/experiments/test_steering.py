@@ -147,6 +147,7 @@ def test_several_prompts_and_chance(tinyworld) -> None:
         ({"vector": torch.zeros(5)}, "width 5"),
         ({"vector": torch.zeros(2, 128)}, "a vector is"),
         ({"vector": [0.0]}, "a vector is"),
+        ({"vector": torch.full([128], torch.nan)}, "NaN or infinite"),
         ({"layer": "3"}, "a layer is an int"),
         ({"layer": 3.0}, "a layer is an int"),
         ({"seed": 4}, "pass do_sample=True"),

@@ -289,7 +289,7 @@ def test_an_edit_is_a_value() -> None:
     assert zero(head=[1, 2]) == zero(head=(1, 2))
     assert zero(head=1) != zero(head=2)
     assert len({zero(), zero(), zero(head=1)}) == 2
-    assert replace(torch.tensor(float("nan"))) == replace(torch.tensor(float("nan")))
+    assert replace(torch.tensor(float("-inf"))) == replace(torch.tensor(float("-inf")))
     assert repr(edit) == "add(vector=<[4] float32>, coefficient=2, pos=last)"
     assert repr(zero(pos=token(" Paris"), head=[1, 2])) == "zero(pos=token(' Paris'), head=[1, 2])"
     assert repr(noise(0.1, 3)) == "noise(std=0.1, seed=3)"
@@ -430,7 +430,7 @@ def test_values_that_the_dtype_cannot_hold() -> None:
         for edit in (replace(value), add(value)):
             with pytest.raises(HookError, match=message):
                 half.run_with_hooks(TOKENS, fwd_hooks=[(RESID, edit)])
-    half.run_with_hooks(TOKENS, fwd_hooks=[(RESID, replace(torch.tensor(float("inf"))))])
+    half.run_with_hooks(TOKENS, fwd_hooks=[(RESID, replace(torch.tensor(float("-inf"))))])
 
 
 def test_a_mean_is_saved_with_what_it_is_over(tmp_path) -> None:
@@ -575,3 +575,11 @@ def test_a_subclass_without_a_kind_of_its_own_does_not_take_its_parents_place(tm
         hookline.edits.save(tmp_path, [("x", louder(2.0))])
     hookline.edits.save(tmp_path, [("x", own)])
     assert type(hookline.edits.load(tmp_path)[0][1]) is type(own)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_tensors_that_are_not_finite(bad) -> None:
+    vector = torch.tensor([1.0, bad, 2.0])
+    for edit in (add, replace, mean, freeze):
+        with pytest.raises(HooklineError, match="NaN or infinity in 1 of 3 values"):
+            edit(vector)

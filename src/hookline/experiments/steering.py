@@ -60,6 +60,8 @@ class Directions:
                 f"directions need one vector per layer, [layer, d_model], got {list(self.vectors.shape)} for layers "
                 f"{self.layers}"
             )
+        if bad := int((~self.vectors.isfinite()).any(-1).sum()):
+            raise HooklineError(f"{bad} of {len(self.vectors)} vectors have values that are NaN or infinite")
 
     @classmethod
     def bare(cls, vector: Any, layer: int) -> Self:

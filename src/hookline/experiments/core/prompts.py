@@ -180,8 +180,19 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
     return Prompts(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
 
 
+def check_language_model(model: Any) -> None:
+    """Raise for a network that is not a language model."""
+    if not isinstance(model, HookedModel):
+        raise HooklineError(
+            f"this experiment needs a language model, hookline.load(…) or hookline.hook(…) of a transformers model, "
+            f"not a {type(model).__name__}. Any network, as hookline.hook(network), has run_with_cache, "
+            f"run_with_hooks with edits such as edits.zero(), and hookline.harvest"
+        )
+
+
 def check_has_weights(model: HookedModel) -> None:
     """Raise if the model was loaded without its weights."""
+    check_language_model(model)
     embed = model._points.anatomy.main.embed
     weight = next(embed.parameters(), None)
     if weight is not None and weight.is_meta and not hasattr(embed, "_hf_hook"):  # accelerate loads offloaded weights

@@ -14,7 +14,7 @@ from torch import Tensor
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, UnknownPointError
 from hookline.experiments.core.labels import Label
-from hookline.experiments.core.prompts import Prompts
+from hookline.experiments.core.prompts import Prompts, check_language_model
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import LETTERS, Change, Variant, index_of
@@ -78,6 +78,7 @@ def sweep_points(
     model: HookedModel, points: str | Sequence[str], over: str | Sequence[str], layers: Sequence[int] | None = None
 ) -> SweepPoints:
     """The points of a sweep over these axes."""
+    check_language_model(model)
     kinds = [points] if isinstance(points, str) else list(points)
     axes = tuple(over) if not isinstance(over, str) else (over,)
     if not kinds or not axes:
