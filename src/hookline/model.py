@@ -34,7 +34,7 @@ from hookline.transformer.cfg import Cfg, cfg_of, n_ids
 from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
-from hookline.transformer.memory import run_memory
+from hookline.transformer.memory import check_counts, run_memory
 from hookline.transformer.model_inputs import checked_mask
 from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.verify.probe import outcome
@@ -300,8 +300,11 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         While `compile` is on, it says for every hook how it would run: as a table, traced, or "eager" and why.
         With `images` the model runs once, because shapes of image inputs cannot be inferred without data.
         """
+        check_counts(new_tokens=new_tokens, texts=texts)
         if images is None:
             inputs = self._for_plan(input)
+            if new_tokens and isinstance(inputs, dict) and "input_ids" in inputs:
+                self._check_room(inputs["input_ids"].shape[-1] + new_tokens)
             plan = super().plan(names_filter, fwd_hooks, bwd_hooks, inputs)
             if isinstance(inputs, dict):
                 more = {"new_tokens": new_tokens, "texts": texts, "devices": devices}

@@ -18,7 +18,14 @@ from hookline.errors import HooklineError, warn
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.measure import Options, measured, reader_of
-from hookline.experiments.core.prompts import Prompt, baselines, prompt_positions, prompts_of, warn_of_dropout
+from hookline.experiments.core.prompts import (
+    Prompt,
+    baselines,
+    check_language_model,
+    prompt_positions,
+    prompts_of,
+    warn_of_dropout,
+)
 from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, layer_number, layer_numbers, sweep_points
 from hookline.experiments.result import Result
 from hookline.hooks.fitting import averaged
@@ -219,6 +226,7 @@ def sweep_layers(
         )
     if isinstance(coefficients, int | float | str) or not len(coefficients):
         raise HooklineError(f"coefficients is a list of numbers, such as [1.0, 2.0], got {coefficients!r}")
+    check_language_model(model)
     how = Options.of(options)
     wanted = vectors.layers if layers is None else layer_numbers(layers, model.cfg.n_layers)
     added = {layer: vectors.fitting(model, layer) for layer in wanted}
@@ -301,6 +309,7 @@ def generate(
 
 
 def _check_generation(model: HookedModel, seed: int | None, kwargs: dict[str, Any]) -> None:
+    check_language_model(model)
     if kwargs.get("num_return_sequences", 1) != 1:
         raise HooklineError(
             "steering.generate compares one text per prompt: leave out num_return_sequences, and call it with seed=0, "

@@ -26,12 +26,13 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.schedule import active
 from hookline.engine.taps import Tap
 from hookline.engine.tensorfile import BAD_CONTENT, reason
-from hookline.errors import StoreError, describe, warn
+from hookline.errors import HooklineError, StoreError, describe, warn
 from hookline.hooks import Hook
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
 from hookline.store.manifest import About, Manifest, differences, versions
 from hookline.text.token_positions import Meaning
+from hookline.transformer.empty import check_weights_there
 
 RULE = 2
 """The version of the rule; stores written under another one can be read, but not resumed."""
@@ -72,6 +73,18 @@ def input_device(model: Hooked) -> torch.device:
     if isinstance(model, HookedModel):
         return model._device
     return next((p.device for p in model.module.parameters()), torch.device("cpu"))
+
+
+def with_weights(model: Any) -> Any:
+    """The model; an error if it is on the meta device."""
+    if isinstance(model, HookedModel):
+        try:
+            check_weights_there(model._anatomy.main.embed)
+        except HooklineError as error:
+            raise HooklineError(f"{error}, or harvest it by layer: harvest(…, by_layer=True)") from None
+    elif isinstance(model, Hooked):
+        check_weights_there(model.module)
+    return model
 
 
 def _config_digest(config: Any) -> str:

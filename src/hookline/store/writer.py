@@ -173,7 +173,7 @@ class Writer:
             buffer.is_taken = True
             tensors = buffer.filled()
             self._check_range(tensors)
-            bad = Counter({name: bad_rows(tensors[name]) for name in self._about.points})
+            bad = Counter({name: _count_bad(tensors[name]) for name in self._about.points})
             with writing(self._folder, self._ledger.manifest.rows):
                 self._ledger.enter(stage_shard(self._folder, self._about, shard, tensors))
             with self._counting:
@@ -193,7 +193,7 @@ class Writer:
                 raise StoreError(f"{overflow_problem(name, x.dtype)}: harvest with dtype=torch.bfloat16")
 
 
-def bad_rows(x: Tensor) -> int:
+def _count_bad(x: Tensor) -> int:
     """How many rows have a value that is not finite."""
     if not x.is_floating_point() or bool(x.sum(dtype=torch.float64).isfinite()):
         return 0  # the common case, in one pass over the data

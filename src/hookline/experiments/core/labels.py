@@ -92,6 +92,9 @@ def find_label(axis: str, labels: list[Label], want: Any, *, has_isel: bool = Fa
         raise HooklineError(
             f"{axis} {want!r} occurs {len(found)} times: use one of {listed(labels[at] for at in found)}"
         )
+    same = next((label for label in labels if isinstance(want, str) and str(label) == want), None)
+    if same is not None:
+        raise HooklineError(f"axis {axis!r} has no label {want!r}: its labels are numbers, so use {axis}={same!r}")
     near = get_close_matches(str(want), list(map(str, labels)), n=5, cutoff=0.4) if isinstance(want, str) else []
     advice = f"Did you mean {listed(near)}?" if near else f"The labels are {_some(labels)}."
     is_index = isinstance(want, int) and not isinstance(want, bool) and -len(labels) <= want < len(labels)

@@ -25,6 +25,7 @@ from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.text.given_texts import columns_in
 from hookline.text.token_positions import Steps, canonical
+from hookline.transformer.empty import check_weights_there
 
 Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Text, texts, token ids (a tensor, a list, or a list for each text);
@@ -193,10 +194,7 @@ def check_language_model(model: Any) -> None:
 def check_has_weights(model: HookedModel) -> None:
     """Raise if the model was loaded without its weights."""
     check_language_model(model)
-    embed = model._points.anatomy.main.embed
-    weight = next(embed.parameters(), None)
-    if weight is not None and weight.is_meta and not hasattr(embed, "_hf_hook"):  # accelerate loads offloaded weights
-        raise HooklineError('the model is on the device "meta", without weights, and cannot be run: load it elsewhere')
+    check_weights_there(model._points.anatomy.main.embed)
 
 
 def check_weights_stay(model: HookedModel, what: str) -> None:
