@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.compiled.generation_methods import GenerationMethods
+from hookline.engine.added_hooks import said_added
 from hookline.engine.cache import ActivationCache
 from hookline.engine.compiling import untraced
 from hookline.engine.hooked import HookList
@@ -393,5 +394,5 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         cfg = self.cfg
         return (
             f"HookedModel({cfg.architecture}: {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, "
-            f"{len(self.hook_dict)} points)"
+            f"{len(self.hook_dict)} points{said_added(self._points)})"
         )

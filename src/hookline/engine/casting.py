@@ -40,8 +40,9 @@ def check_cache_dtype(dtype: torch.dtype | None) -> None:
 
 def is_narrowed(x: Tensor, dtype: torch.dtype | None) -> bool:
     """Whether a floating-point tensor would have a smaller range in another floating dtype."""
-    is_cast = dtype is not None and x.is_floating_point() and dtype != x.dtype
-    return is_cast and torch.finfo(x.dtype).max > torch.finfo(dtype).max
+    if dtype is None or not x.is_floating_point():
+        return False
+    return torch.finfo(x.dtype).max > torch.finfo(dtype).max
 
 
 def overflows(x: Tensor, new: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hookline.engine.added_hooks import said_added
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Points
@@ -80,7 +81,7 @@ class HookedModule(Hooked, Delegate):
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         return (
             f"HookedModule({type(self.module).__name__}: {modules} module{'s' * (modules != 1)}, "
-            f"{parameters:,} parameters, {len(self.hook_dict)} points)"
+            f"{parameters:,} parameters, {len(self.hook_dict)} points{said_added(self._points)})"
         )
 
 

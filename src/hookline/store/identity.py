@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hookline.engine.hook_actions import HookAction
+from hookline.engine.added_hooks import active_hooks
 from hookline.engine.hooked import Hooked
-from hookline.engine.schedule import active
 from hookline.engine.taps import Tap
 from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError, StoreError, describe, warn
@@ -135,12 +134,7 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 def _own_hooks(model: Hooked) -> list[tuple[str, Any]]:
     """The enabled forward hooks that may change activations, by place; at one place, in the order they fire."""
-    actions = chain(model._points.permanent.hooks(), *(run.actions for run in active.get()))
-    found = [
-        each
-        for each in actions
-        if isinstance(each, HookAction) and each.dir == "fwd" and each.registration.is_enabled() and not each.only_reads
-    ]
+    found = active_hooks(model._points)
     places = {each.tap: each.point.canonical_name for each in reversed(found)}
     found.sort(key=lambda each: (places[each.tap], each.tap.kind.value, each.stage))
     return [(each.point.canonical_name, each.hook) for each in found]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookline.engine.added_hooks import active_hooks
 from hookline.errors import HooklineError
 
 Label: TypeAlias = int | float | str
@@ -165,9 +166,10 @@ def first_sum(content: str, tensors: dict[str, Tensor]) -> str:
     return f"{total:08x}"
 
 
-def about(model: Any, what: str) -> dict[str, str]:
-    """The entries of `info` that titles are made of: what was done, and on which model."""
-    return {"about": what, "model": model.cfg.model_name}
+def about(model: Any, what: str) -> dict[str, Any]:
+    """What was done, on which model, and the points where it has hooks, if any: entries of `info`."""
+    hooks = [each.point.name for each in active_hooks(model._points)]
+    return {"about": what, "model": model.cfg.model_name, **({"hooks": hooks} if hooks else {})}
 
 
 def said_points(points: str | Iterable[str]) -> str:
