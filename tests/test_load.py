@@ -176,3 +176,24 @@ def test_a_model_of_the_package_has_all_its_weights(monkeypatch, tmp_path) -> No
     )
     with pytest.raises(HooklineError, match=r"mlp\.c_fc\.weight.*transformers"):
         hookline.load("tinyworld")
+
+
+def test_options_that_cannot_be_used() -> None:
+    with pytest.raises(hookline.HooklineError, match="in the package, so revision= has no effect"):
+        hookline.load("tinyworld", revision="x")
+    with pytest.raises(hookline.HooklineError, match="device='nowhere' cannot be used here"):
+        hookline.load("tinyworld", device="nowhere")
+
+
+def test_a_model_without_weights_does_not_generate_or_harvest(tmp_path) -> None:
+    empty = hookline.load("tinyworld", device="meta")
+    with pytest.raises(hookline.HooklineError, match='on the device "meta", without weights'):
+        empty.generate("Mary went")
+    with pytest.raises(hookline.HooklineError, match="or harvest it by layer"):
+        hookline.harvest(empty, ["Mary went"], "z", tmp_path / "store")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the error is that of a machine without a GPU")
+def test_a_device_that_this_machine_does_not_have() -> None:
+    with pytest.raises(hookline.HooklineError, match="device='cuda' cannot be used here"):
+        hookline.load("tinyworld", device="cuda")

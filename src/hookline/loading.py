@@ -167,6 +167,7 @@ def load(
     spread = [option for option in ("distributed_config", "device_map") if kwargs.get(option) is not None]
     if spread and find_spec("accelerate") is None:
         raise HooklineError(f'{spread[0]} needs accelerate: pip install "hookline[distributed]"')
+    _check_where(name, device, kwargs)
     check_transformers()
     where = find_model(name, kwargs)
     with quiet_loading(name in EMBEDDED), as_hookline_error(name):
@@ -180,6 +181,18 @@ def load(
     model = hook(module.to(device) if device is not None and not is_empty else module, processor)
     assert isinstance(model, HookedModel)  # otherwise `hook` raises, with the reason
     return model
+
+
+def _check_where(name: str | Path, device: Any, kwargs: dict[str, Any]) -> None:
+    """Raise for a device that cannot be used here, and for options that a model of the package does not have."""
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise HooklineError(f"device={str(device)!r} cannot be used here ({reason}): try device='cpu'") from error
+    ignored = [key for key in ("revision", "subfolder", "gguf_file") if kwargs.get(key) is not None]
+    if name in EMBEDDED and ignored:
+        raise HooklineError(f"{name!r} is in the package, so {ignored[0]}= has no effect: leave it out")
 
 
 def _complete(from_pretrained: Any, path: Path, **kwargs: Any) -> nn.Module:

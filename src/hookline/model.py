@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.compiled.generation_methods import GenerationMethods
+from hookline.engine.added_hooks import said_added
 from hookline.engine.cache import ActivationCache
 from hookline.engine.compiling import untraced
 from hookline.engine.hooked import HookList
@@ -34,7 +35,7 @@ from hookline.transformer.cfg import Cfg, cfg_of, n_ids
 from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
-from hookline.transformer.memory import run_memory
+from hookline.transformer.memory import check_counts, run_memory
 from hookline.transformer.model_inputs import checked_mask
 from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.verify.probe import outcome
@@ -304,8 +305,11 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         While `compile` is on, it says for every hook how it would run: as a table, traced, or "eager" and why.
         With `images` the model runs once, because shapes of image inputs cannot be inferred without data.
         """
+        check_counts(new_tokens=new_tokens, texts=texts)
         if images is None:
             inputs = self._for_plan(input)
+            if new_tokens and isinstance(inputs, dict) and "input_ids" in inputs:
+                self._check_room(inputs["input_ids"].shape[-1] + new_tokens)
             plan = super().plan(names_filter, fwd_hooks, bwd_hooks, inputs)
             if isinstance(inputs, dict):
                 more = {"new_tokens": new_tokens, "texts": texts, "devices": devices}
@@ -394,5 +398,5 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         cfg = self.cfg
         return (
             f"HookedModel({cfg.architecture}: {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, "
-            f"{len(self.hook_dict)} points)"
+            f"{len(self.hook_dict)} points{said_added(self._points)})"
         )

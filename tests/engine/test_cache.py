@@ -234,3 +234,23 @@ def test_files_that_are_no_caches(tmp_path) -> None:
     save_file({"x": torch.ones(1)}, tmp_path / "other.safetensors")
     with pytest.raises(hookline.HooklineError, match="not written by a cache"):
         hookline.ActivationCache.load(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, "float16"])
+def test_a_dtype_that_would_destroy_the_values(net, dtype) -> None:
+    x = torch.randn(2, 4)
+    with pytest.raises(hookline.HooklineError, match="needs a floating dtype"):
+        net.run_with_cache(x, dtype=dtype)
+    with pytest.raises(hookline.HooklineError, match="needs a floating dtype"):
+        net.cache(x).to(dtype=dtype)
+
+
+def test_values_that_overflow_a_dtype() -> None:
+    net, x = hookline.hook(nn.Sequential(nn.Identity())), torch.tensor([[1e6, 1.0]])
+    with pytest.raises(hookline.HooklineError, match=r"overflow torch.float16.*dtype=torch.bfloat16"):
+        net.run_with_cache(x, dtype=torch.float16)
+    with pytest.raises(hookline.HooklineError, match=r"overflow torch.float16"):
+        net.cache(x).to(torch.float16)
+    assert net.cache(x).to(torch.bfloat16)["0"].isfinite().all()
+    infinite = torch.tensor([[-torch.inf, torch.finfo(torch.float32).min]])  # as masks have it
+    assert net.run_with_cache(infinite, dtype=torch.float16)[1]["0"].isinf().all()

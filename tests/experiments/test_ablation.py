@@ -10,7 +10,7 @@ from experiment_models import wrapped
 from torch import Tensor
 
 import hookline
-from hookline import HooklineError
+from hookline import HooklineError, edits
 from hookline.experiments import ablation, metrics
 from hookline.experiments.result import Result
 
@@ -305,3 +305,27 @@ def test_positions_by_their_meaning(tinyworld) -> None:
         ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=hookline.token(" Anna"))
     with pytest.raises(HooklineError, match="generated"):
         ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=hookline.positions.new_tokens)
+
+
+def test_hooks_that_were_active_are_recorded(tinyworld, tmp_path) -> None:
+    prompt, metric = "When Mary and John went to the store, John gave a drink to", metrics.logit_diff(" Mary", " John")
+    plain = ablation.ablate(tinyworld, prompt, metric, points="z", layers=[1])
+    assert "hooks" not in plain.info
+    assert "on the model" not in repr(plain)
+    with tinyworld.hooks(fwd_hooks=[("blocks.3.attn.hook_z", edits.zero(head=0))]):
+        other = hookline.load("tinyworld")  # hooks of another model do not count
+        assert "hooks" not in ablation.ablate(other, prompt, metric, points="z", layers=[1]).info
+        result = ablation.ablate(tinyworld, prompt, metric, points="z", layers=[1])
+    assert result.info["hooks"] == ["blocks.3.attn.hook_z"]
+    assert "with 1 hook on the model: blocks.3.attn.hook_z" in repr(result)
+    result.save(tmp_path / "result.safetensors")
+    assert Result.load(tmp_path / "result.safetensors").info == result.info
+    with pytest.raises(hookline.HooklineError, match=r"different.*hooks"):
+        ablation.ablate(tinyworld, prompt, metric, points="z", layers=[1], resume=result)
+
+
+def test_the_repr_of_a_model_counts_added_hooks() -> None:
+    model = hookline.load("tinyworld")
+    assert "hook" not in repr(model).removeprefix("HookedModel")
+    model.add_hook("blocks.3.attn.hook_z", edits.zero(head=0))
+    assert repr(model).endswith("117 points, 1 hook added)")

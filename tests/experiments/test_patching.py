@@ -13,7 +13,7 @@ import hookline
 from hookline import HooklineError
 from hookline.compat.transformer_lens import sweeps
 from hookline.errors import HooklineWarning, UnknownPointError
-from hookline.experiments import attribution, metrics, patching, paths
+from hookline.experiments import ablation, attribution, head_detectors, metrics, patching, paths, steering
 from hookline.experiments.result import Result
 from hookline.rerun.changes import index_of
 
@@ -455,3 +455,16 @@ def test_a_metric_that_reads_nothing_is_warned_of(tinyworld) -> None:
     prompts = "The capital of Italy is", "The capital of Japan is"
     with pytest.warns(HooklineWarning, match="may read nothing"):
         patching.sweep(tinyworld, *prompts, lambda logits: torch.zeros(len(logits)), progress=False)
+
+
+def test_a_network_that_is_not_a_language_model() -> None:
+    net, x = hookline.hook(torch.nn.Sequential(torch.nn.Linear(4, 4))), torch.randn(2, 4)
+    metric = metrics.logit_diff(1, 2)
+    for run in (
+        lambda: patching.sweep(net, x, x, metric),
+        lambda: ablation.ablate(net, x, metric),
+        lambda: head_detectors.head_scores(net),
+        lambda: steering.generate(net, "text", torch.zeros(4), 0),
+    ):
+        with pytest.raises(hookline.HooklineError, match=r"needs a language model.*run_with_cache"):
+            run()

@@ -678,3 +678,9 @@ def test_bars_of_many_categories() -> None:
     assert {(bar.get_y(), bar.get_height()) for bar in bars} >= {(5.0, -1.0), (5.0, 4.0)}
     ax.figure.canvas.draw()
     assert not ax.get_legend().get_window_extent().overlaps(ax.get_window_extent())
+
+
+def test_a_number_given_as_text() -> None:
+    result = Result(torch.zeros(8), ("head",), {"head": list(range(8))})
+    with pytest.raises(HooklineError, match=r"no label '4': its labels are numbers, so use head=4"):
+        result.sel(head="4")

@@ -6,6 +6,7 @@ import torch
 
 import hookline
 from hookline.demo.chapters import CAPITALS, NO_OPINION, questions
+from hookline.errors import HooklineWarning
 from hookline.experiments import metrics, steering
 
 METRIC = metrics.logit_diff(5, 7)
@@ -146,6 +147,11 @@ def test_several_prompts_and_chance(tinyworld) -> None:
         ({"vector": torch.zeros(5)}, "width 5"),
         ({"vector": torch.zeros(2, 128)}, "a vector is"),
         ({"vector": [0.0]}, "a vector is"),
+        ({"vector": torch.full([128], torch.nan)}, "NaN or infinite"),
+        ({"layer": "3"}, "a layer is an int"),
+        ({"layer": 3.0}, "a layer is an int"),
+        ({"seed": 4}, "pass do_sample=True"),
+        ({"num_return_sequences": 2, "do_sample": True}, "leave out num_return_sequences"),
     ],
 )
 def test_bad_generations(tinyworld, how, said) -> None:
@@ -156,8 +162,11 @@ def test_bad_generations(tinyworld, how, said) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"coefficients": []}, "needs coefficients"),
-        ({"layers": [1, 9]}, "no vector for layer 9"),
+        ({"coefficients": []}, "a list of numbers"),
+        ({"coefficients": 1}, "a list of numbers"),
+        ({"layers": []}, "layers is a list"),
+        ({"layers": [1, 9]}, "layer 9 is out of range"),
+        ({"layers": [0, "3"]}, "a layer is an int"),
         ({"pos": 7}, "has 7"),
         ({"pos": []}, "selects nothing"),
         ({"pos": "last"}, "positions must be"),
@@ -182,3 +191,23 @@ def test_bad_contrasts(models) -> None:
         steering.contrast_vectors(model, tokens(0), tokens(0), normalize=True)
     with pytest.raises(hookline.HooklineError, match="width 128"):
         steering.sweep_layers(model, steering.Directions(torch.zeros(1, 128), [0]), tokens(0), METRIC)
+    with pytest.raises(hookline.HooklineError, match="for a tensor of one vector per layer"):
+        steering.sweep_layers(model, torch.zeros(4, 128), tokens(0), METRIC)
+
+
+def test_a_difference_that_is_rounding(tinyworld) -> None:
+    texts = [PROMPT, "Mary went to the store", "John went to"]
+    again = [texts[2], texts[0], texts[1]]  # the same mean, summed in another order
+    with pytest.raises(hookline.HooklineError, match=r"same mean in layers \[0, 1, 2, 3\].*scale up rounding"):
+        steering.contrast_vectors(tinyworld, texts, again, normalize=True)
+    with pytest.warns(HooklineWarning, match="zero up to rounding"):
+        vectors = steering.contrast_vectors(tinyworld, texts, again)
+    assert bool((vectors.norms < 1e-4).all())
+
+
+def test_negative_layers_count_from_the_last(tinyworld) -> None:
+    vectors = steering.contrast_vectors(tinyworld, "The capital of Italy is", PROMPT)
+    last, third = (steering.generate(tinyworld, PROMPT, vectors, layer, max_new_tokens=2) for layer in (-1, 3))
+    assert last == third
+    metric = metrics.logit_diff(" Rome", " Paris")
+    assert steering.sweep_layers(tinyworld, vectors, PROMPT, metric, layers=[-1]).coords["layer"] == [3]

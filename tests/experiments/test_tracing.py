@@ -130,6 +130,7 @@ def test_an_interrupted_trace_goes_on(tinyworld) -> None:
         ("France", {"window": 5}, "at most 4"),
         ("France", {"samples": 0}, "samples at least 1"),
         ("France", {"noise": 0}, "noise must be positive"),
+        ("France", {"noise": "3"}, "noise is a number"),
         ("France", {"noise": torch.zeros(1, 2, 128)}, "noise has shape"),
         ("France", {"noise": torch.zeros(1, 1, 128), "seed": 1}, "samples and seed"),
         ("France", {"per_example": True}, "per_sample=True"),

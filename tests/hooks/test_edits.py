@@ -290,7 +290,7 @@ def test_an_edit_is_a_value() -> None:
     assert zero(head=[1, 2]) == zero(head=(1, 2))
     assert zero(head=1) != zero(head=2)
     assert len({zero(), zero(), zero(head=1)}) == 2
-    assert replace(torch.tensor(float("nan"))) == replace(torch.tensor(float("nan")))
+    assert replace(torch.tensor(float("-inf"))) == replace(torch.tensor(float("-inf")))
     assert repr(edit) == "add(vector=<[4] float32>, coefficient=2, pos=last)"
     assert repr(zero(pos=token(" Paris"), head=[1, 2])) == "zero(pos=token(' Paris'), head=[1, 2])"
     assert repr(noise(0.1, 3)) == "noise(std=0.1, seed=3)"
@@ -431,7 +431,7 @@ def test_values_that_the_dtype_cannot_hold() -> None:
         for edit in (replace(value), add(value)):
             with pytest.raises(HookError, match=message):
                 half.run_with_hooks(TOKENS, fwd_hooks=[(RESID, edit)])
-    half.run_with_hooks(TOKENS, fwd_hooks=[(RESID, replace(torch.tensor(float("inf"))))])
+    half.run_with_hooks(TOKENS, fwd_hooks=[(RESID, replace(torch.tensor(float("-inf"))))])
 
 
 def test_a_mean_is_saved_with_what_it_is_over(tmp_path) -> None:
@@ -598,3 +598,11 @@ def test_neurons_of_images_are_refused_and_channels_are_a_mask() -> None:
     channel = torch.arange(16)[:, None, None] == 5
     found = net.run_with_hooks(x, fwd_hooks=[("conv", zero(mask=channel))])
     assert (found == 0).flatten(2).all(-1).nonzero()[:, 1].unique().tolist() == [5]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_tensors_that_are_not_finite(bad) -> None:
+    vector = torch.tensor([1.0, bad, 2.0])
+    for edit in (add, replace, mean, freeze):
+        with pytest.raises(HooklineError, match="NaN or infinity in 1 of 3 values"):
+            edit(vector)

@@ -97,6 +97,8 @@ def test_the_features_of_a_token(model) -> None:
     assert found.about(" France")[0] == (2, 1.0)
     assert found.about(france)[0] == (2, 1.0)
     assert all(feature != 2 for feature, _ in found.about(" Germany"))
+    with pytest.raises(HooklineError, match="token 99999 is out of range"):
+        found.about(99999)
     assert [each.token for each in found.top(2)] == [" France"]
 
 
@@ -198,3 +200,15 @@ def test_a_masked_model_has_no_loss_of_the_next_token(model) -> None:
     assert math.isnan(quality.loss_recovered)
     assert quality.l0 > 0
     assert "no loss" in repr(quality)
+
+
+def test_a_word_without_the_space_before_it(model) -> None:
+    sae = SparseAutoencoder(SAEConfig("standard", model.cfg.d_model, 5, hook_name="hook_embed"))
+    with torch.no_grad():
+        sae.b_enc += 100.0  # active at every token
+    vocabulary = model.tokenizer.get_vocab()
+    word = next(each for each in sorted(vocabulary) if each.isalpha() and f"Ġ{each}" in vocabulary)
+    found = profile(sae, model, [f"The{model.to_string([vocabulary[f'Ġ{word}']])}"])
+    assert found.about(f" {word}")
+    with pytest.raises(HooklineError, match=f"no feature is active at '{word}', but some are at ' {word}'"):
+        found.about(word)

@@ -437,3 +437,20 @@ def test_the_bar_counts_what_ends_the_harvest(tmp_path, monkeypatch, options, un
     harvested(tinyworld(), tmp_path, **options, progress=True)
     (bar,) = bars
     assert (bar.unit, bar.total, bar.n) == (unit, total, total)
+
+
+def test_rows_that_are_not_finite_are_counted(model, tmp_path) -> None:
+    def broken(z, hook):
+        z[:, 1] = torch.nan
+
+    points, said = (
+        ["blocks.0.attn.hook_z", "blocks.1.attn.hook_z"],
+        "infinite were stored: 2 rows of blocks.1.attn.hook_z",
+    )
+    with model.hooks(fwd_hooks=[(points[1], broken)]), pytest.warns(HooklineWarning, match=said):
+        hookline.harvest(model, torch.ones(2, 5).long(), points, tmp_path, hooks_tag="v1", progress=False)
+
+
+def test_a_seed_without_a_sample(model, tmp_path) -> None:
+    with pytest.raises(HooklineError, match="seed=3 has no effect without sample="):
+        hookline.harvest(model, texts(3), "z0", tmp_path, seed=3)

@@ -143,3 +143,11 @@ def test_a_quantized_model_is_not_guessed(tmp_path) -> None:
     config = json.loads(Path(tmp_path / "config.json").read_text())
     Path(tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
     assert invoked(str(tmp_path))[0] == 3
+
+
+def test_what_cannot_be_planned() -> None:
+    model = empty("gpt2")
+    with pytest.raises(HooklineError, match=f"but the context is {model.cfg.n_ctx}"):
+        model.plan(0, input=TOKENS, new_tokens=model.cfg.n_ctx)
+    with pytest.raises(HooklineError, match="texts= is an integer, 0 or more, not -1"):
+        model.plan(0, input=TOKENS, texts=-1)

@@ -19,6 +19,7 @@ from hookline.engine.schedule import active
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import begin_pass, whole_text
 from hookline.text.generation import check_generation
+from hookline.transformer.empty import check_weights_there
 from hookline.transformer.model_inputs import ModelInputs
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class GenerationMethods(ModelInputs):
         self, input: Any, max_new_tokens: int, attention_mask: Tensor | None, images: Any, kwargs: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Any]]:
         """The token ids of a prompt, and the other inputs and options of a generation."""
+        check_weights_there(self._anatomy.main.embed)
         check_generation(self._points.root, kwargs, is_hooked=bool(active.get() or self._points.permanent.steps))
         is_text = input is not None and not isinstance(input, Tensor)
         inputs = self._prepared(input, kwargs, attention_mask, None, "left" if is_text else None, images)

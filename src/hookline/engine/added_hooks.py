@@ -1,19 +1,41 @@
-"""Reports of added hooks: after a forward pass, those that did not fire are named in a warning, once each."""
+"""Added hooks: which are active, and a warning after a forward pass about those that did not fire, once each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.recorder import StopForward
 from hookline.engine.reports import not_current, report_missed, report_silent
 from hookline.engine.runs import clear_state
 from hookline.engine.schedule import active
+from hookline.errors import how_many
 
 if TYPE_CHECKING:
     from hookline.engine.actions import PointAction
-    from hookline.engine.hook_actions import HookAction
     from hookline.engine.names import Points
+
+
+def active_hooks(points: Points) -> list[HookAction]:
+    """The enabled hooks of a model that may change activations: added ones, and those of open contexts."""
+    runs = [run for run in active.get() if run.actions and _share_modules(getattr(run, "root", None), points.root)]
+    opened = (each for run in runs for each in run.actions if isinstance(each, HookAction))
+    every = [*points.permanent.hooks(), *opened]
+    return [each for each in every if each.dir == "fwd" and each.registration.is_enabled() and not each.only_reads]
+
+
+def _share_modules(one: nn.Module | None, other: nn.Module) -> bool:
+    """Whether one of two modules contains the other; True if it is not known."""
+    return one is None or one is other or one in {*other.modules()} or other in {*one.modules()}
+
+
+def said_added(points: Points) -> str:
+    """How many hooks are added, for the end of a list in a model's repr; empty if there are none."""
+    count = len(points.permanent.hooks())
+    return f", {how_many(count, 'hook')} added" if count else ""
 
 
 def run_and_report(points: Points, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

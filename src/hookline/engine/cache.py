@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hookline.engine import passes
 from hookline.engine.batch_index import Rows, checked_rows, of_rows
+from hookline.engine.casting import check_cache_dtype, is_narrowed, overflow_problem, overflows
 from hookline.engine.deferred import mapped, memory_of, read_once, some_of, without_data
 from hookline.engine.grouping import grouped
 from hookline.engine.snapshots import address
@@ -136,13 +137,16 @@ class ActivationCache(Mapping[str, Tensor]):
         """Return a cache with its tensors on another device, and those of floats in another dtype."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
-        return self._with(
-            mapped(
-                self._tensors,
-                lambda x, _name: x.to(device=device, dtype=dtype if x.is_floating_point() else None),
-                is_now=True,  # on the device that it would have been computed on
-            )
-        )
+        check_cache_dtype(dtype)
+
+        def moved(x: Tensor, name: str) -> Tensor:
+            new = x.to(device=device, dtype=dtype if x.is_floating_point() else None)
+            if is_narrowed(x, dtype) and not new.is_meta and bool(overflows(x, new)):
+                raise HooklineError(f"{overflow_problem(name, new.dtype)}: use cache.to(torch.bfloat16)")
+            return new
+
+        # Now, on the device that it would have been computed on.
+        return self._with(mapped(self._tensors, moved, is_now=True))
 
     def remove_batch_dim(self) -> Self:
         """Return a cache without the batch axis, for a batch of one. Tensors without that axis stay as they are."""

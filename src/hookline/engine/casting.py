@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hookline.engine.order import Kind
@@ -26,6 +27,36 @@ def cast(value: Tensor, like: Tensor) -> Tensor:
     if bool(wrong.any()):
         raise HooklineError(f"the value {value.to(new.device)[wrong][0].item()} does not fit into {like.dtype}")
     return new
+
+
+def check_cache_dtype(dtype: torch.dtype | None) -> None:
+    """Raise if a cache would lose its values in this dtype."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise HooklineError(
+            f"dtype={dtype!r}: a cache of floating-point activations needs a floating dtype, such as torch.float16 or "
+            f"torch.bfloat16. For integers, convert single tensors: cache[name].round().to(torch.int8)"
+        )
+
+
+def is_narrowed(x: Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether a floating-point tensor would have a smaller range in another floating dtype."""
+    if dtype is None or not x.is_floating_point():
+        return False
+    return torch.finfo(x.dtype).max > torch.finfo(dtype).max
+
+
+def overflows(x: Tensor, new: Tensor) -> Tensor:
+    """Whether finite values of `x` are infinite in `new`, as a tensor that is not read yet.
+
+    The lowest value of a dtype, which masks attention scores, may become -inf.
+    """
+    lost = new.isinf() & (x.isfinite() & (x != torch.finfo(x.dtype).min)).to(new.device)
+    return lost.any()
+
+
+def overflow_problem(name: str, dtype: torch.dtype) -> str:
+    """The error message for values that overflow, without the advice."""
+    return f"{name} has values that overflow {dtype}, whose maximum is {torch.finfo(dtype).max:.4g}"
 
 
 @dataclass(frozen=True)

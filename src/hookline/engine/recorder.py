@@ -16,9 +16,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hookline.engine import passes
 from hookline.engine.aliases import OVERWRITTEN, Handed
 from hookline.engine.calls import stashed
+from hookline.engine.casting import check_cache_dtype, is_narrowed, overflow_problem, overflows
 from hookline.engine.deferred import Activations, Deferred, is_replayable
 from hookline.engine.passes import current
-from hookline.engine.snapshots import snapshot
+from hookline.engine.snapshots import inside_transform, snapshot
 from hookline.engine.structures import map_tensors
 from hookline.errors import HooklineError, NeverFiredWarning, a_type
 
@@ -44,6 +45,7 @@ class Recorder:
         stops: bool = False,
         defers: bool = False,
     ) -> None:
+        check_cache_dtype(dtype)
         self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
         is_whole = device is None and dtype is None and positions is None
@@ -63,6 +65,8 @@ class Recorder:
         """For captures: where the snapshots of sites are in `saved`."""
         self.saved: list[Tensor | None] = []
         self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
+        self._overflows: list[tuple[str, Tensor]] = []
+        """Names of activations that are cast to a smaller range, and whether they overflow, read after the pass."""
 
     def stash(self, module: nn.Module) -> None:
         """Leave what captures saved where other actions look for it; those of a module save its sites from now on."""
@@ -140,12 +144,14 @@ class Recorder:
                 )
             elif gradient is not None:
                 gradients.setdefault(point.name, []).append(self._kept(point, gradient.detach()))
+        self._check_range()
         named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
         _check_apart(named, self.by_point())
         return named
 
     def values(self) -> MutableMapping[str, Tensor]:
         """Return the kept activations by name, in the order in which the points fired."""
+        self._check_range()
         if not self.defers:
             return _numbered(_by_name(self.log))
         log = self.log
@@ -155,12 +161,13 @@ class Recorder:
 
     def clear(self) -> None:
         """Release the tensors: a run and its actions refer to each other, and wait for the garbage collector."""
-        self.log, self._watched = [], []
+        self.log, self._watched, self._overflows = [], [], []
         self.saved[:] = [None] * len(self.saved)
         self.forward_pass, self.is_padded = None, False
 
     def by_point(self) -> dict[str, list[Tensor]]:
         """Return the kept activations of each point, one tensor per call."""
+        self._check_range()
         return _by_name(self.log)
 
     def _kept(self, point: HookPoint, x: Tensor) -> Tensor:
@@ -169,7 +176,17 @@ class Recorder:
         if self.device is None and self.dtype is None:
             return snapshot(x, is_for_reading=True)
         moved = x.to(device=self.device, dtype=self.dtype if x.is_floating_point() else None)
+        if is_narrowed(x, self.dtype) and not moved.is_meta and inside_transform(x) is None:
+            self._overflows.append((point.name, overflows(x, moved)))
         return snapshot(x, is_for_reading=True) if moved is x else moved
+
+    def _check_range(self) -> None:
+        """Raise if an activation overflowed the dtype of the cache."""
+        kept, self._overflows = self._overflows, []
+        for name, is_lost in kept:
+            if bool(is_lost):
+                assert self.dtype is not None
+                raise HooklineError(f"{overflow_problem(name, self.dtype)}: pass dtype=torch.bfloat16")
 
 
 def check_backward(incl_bwd: bool, loss_fn: Any) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.patterns import read_patterns
-from hookline.experiments.core.prompts import Prompt, prompts_of
+from hookline.experiments.core.prompts import Prompt, check_language_model, prompts_of
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -55,6 +55,7 @@ def head_scores(
     wanted = [kinds] if isinstance(kinds, str) else list(kinds)
     if not wanted or len({*wanted}) < len(wanted):
         raise HooklineError(f"kinds are some of {', '.join(map(repr, KINDS))}, without duplicates, got {kinds!r}")
+    check_language_model(model)
     if prompts is not None and (length, batch, seed) != (None, None, None):
         raise HooklineError("length, batch and seed are for random tokens: remove them, or remove prompts")
     where, texts = _texts(model, repeated_tokens(model, length, batch, seed) if prompts is None else prompts)
@@ -92,6 +93,7 @@ def detect(
     """
     if measure not in ("mul", "abs"):
         raise HooklineError(f'measure is "mul" or "abs", got {measure!r}')
+    check_language_model(model)
     where, texts = _texts(model, prompts)
     wanted = [
         _checked(model, pattern, tokens) if isinstance(pattern, Tensor) else detection_pattern(pattern, tokens)

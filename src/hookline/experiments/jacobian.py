@@ -22,7 +22,7 @@ from hookline.experiments.core.cotangents import CotangentBatches, Pullback
 from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.mean_jacobian import MeanJacobian
 from hookline.experiments.core.measure import Options
-from hookline.experiments.core.prompts import Prompt, Prompts, prompt_positions, warn_of_dropout
+from hookline.experiments.core.prompts import Prompt, Prompts, check_language_model, prompt_positions, warn_of_dropout
 from hookline.experiments.core.sweep import sweep_points
 from hookline.experiments.core.windows import windows_of
 from hookline.experiments.logit_lens import MEASURES, LensTokens, Measure, shown_token, top_tokens
@@ -333,6 +333,7 @@ def stream_points(model: HookedModel, layers: Sequence[int] | None) -> dict[int,
 
 def _checked(model: HookedModel, layers: Sequence[int] | None) -> dict[int, str]:
     """The points of the layers, of a model that has a lens."""
+    check_language_model(model)
     check_not_sharded(model._points.root, "a Jacobian lens")
     if model._points.anatomy.main.name == "encoder" or model._points.anatomy.is_encoder_decoder:
         raise HooklineError(f"a Jacobian lens needs a decoder-only language model, not {model.cfg.architecture}")

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, how_many
 from hookline.experiments.core import labels as check
 from hookline.experiments.core.labels import Label, find_label, indices, listed, needed, number_text
 from hookline.experiments.core.top_cells import Cell, TopCells
@@ -288,6 +288,9 @@ class Result:
         info = {key: value for key, value in self.info.items() if isinstance(value, bool | int | float | str)}
         if info:
             lines.append(", ".join(f"{key} {number_text(value)}" for key, value in info.items() if key != "experiment"))
+        if isinstance(hooks := self.info.get("hooks"), list) and hooks:
+            more = ", …" if len(hooks) > 3 else ""
+            lines.append(f"with {how_many(len(hooks), 'hook')} on the model: {', '.join(map(str, hooks[:3]))}{more}")
         if self.axes and top and len(done):
             cells = [(", ".join(f"{axis} {x}" for axis, x in at.items()), value) for at, value in self.top(top)]
             lines.append("top  " + " · ".join(f"{labels} = {number_text(value)}" for labels, value in cells))

@@ -14,12 +14,19 @@ from torch import Tensor
 from hookline.edits import add
 from hookline.engine.points import HookPoint
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.measure import Options, measured, reader_of
-from hookline.experiments.core.prompts import Prompt, baselines, prompt_positions, prompts_of, warn_of_dropout
-from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, sweep_points
+from hookline.experiments.core.prompts import (
+    Prompt,
+    baselines,
+    check_language_model,
+    prompt_positions,
+    prompts_of,
+    warn_of_dropout,
+)
+from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, layer_number, layer_numbers, sweep_points
 from hookline.experiments.result import Result
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
@@ -29,6 +36,8 @@ from hookline.text.token_positions import Positions, new_tokens
 __all__ = ["Directions", "Steered", "contrast_vectors", "generate", "sweep_layers"]
 
 Where: TypeAlias = Literal["all", "new"] | Positions
+ROUNDING = 1e-5
+"""A difference of means below this fraction of the activations' norm is rounding."""
 
 
 def __dir__() -> list[str]:
@@ -58,6 +67,8 @@ class Directions:
                 f"directions need one vector per layer, [layer, d_model], got {list(self.vectors.shape)} for layers "
                 f"{self.layers}"
             )
+        if bad := int((~self.vectors.isfinite()).any(-1).sum()):
+            raise HooklineError(f"{bad} of {len(self.vectors)} vectors have values that are NaN or infinite")
 
     @classmethod
     def bare(cls, vector: Any, layer: int) -> Self:
@@ -126,13 +137,15 @@ def contrast_vectors(
     read at the last position, or at `pos` (as in `run_with_cache`); over several positions, or all with `pos=None`,
     each prompt is averaged first. Positions where the norm is more than 10 times the prompt's median, such as attention
     sinks, are excluded from that average; `info` reports how many, `outliers="include"` includes them, and a number
-    replaces the 10. With `normalize`, every vector has norm 1. The two lists may differ in length.
+    replaces the 10. With `normalize`, every vector has norm 1. The two lists may differ in length. A vector that is
+    only rounding, because the prompts do not differ there, is an error with `normalize` and otherwise a warning.
     """
     by_layer = _points(model, points, layers)
     names = [point.name for point in by_layer.values()]
     warn_of_dropout(model)
     left_out: dict[str, Outlying] = {}
     vectors = torch.zeros(len(names), model.cfg.d_model, dtype=torch.float64)
+    typical = torch.zeros(len(names), dtype=torch.float64)
     for sign, prompts in ((1, prompts_of(model, positive)), (-1, prompts_of(model, negative))):
         for row in range(len(prompts)):
             with torch.no_grad():
@@ -140,17 +153,33 @@ def contrast_vectors(
             for layer, name in enumerate(names):
                 mean, found = averaged(cache[name].reshape(1, -1, model.cfg.d_model), "b p d", None, outliers)
                 vectors[layer] += sign * mean[0, 0].cpu() / len(prompts)
+                typical[layer] += mean[0, 0].norm().cpu() / len(prompts) / 2
                 if found.count:
                     left_out[name] = left_out.get(name, Outlying()) + found
+    _check_difference(vectors, typical, list(by_layer), normalize)
     if normalize:
-        norms = vectors.norm(dim=-1, keepdim=True)
-        if bool((norms == 0).any()):
-            raise HooklineError("the prompts have the same mean in a layer: a zero vector cannot be normalized")
-        vectors = vectors / norms
+        vectors = vectors / vectors.norm(dim=-1, keepdim=True)
     info = {"model": model.cfg.model_name}
     if left_out:
         info["outlying"] = "; ".join(f"{name}: {each}" for name, each in left_out.items())
     return Directions(vectors.to(model.cfg.dtype), list(by_layer), points, info)
+
+
+def _check_difference(vectors: Tensor, typical: Tensor, layers: list[int], normalize: bool) -> None:
+    """Raise, or warn, if some vectors are rounding: `typical` is the norm of the activations in each layer."""
+    norms = vectors.norm(dim=-1)
+    same = (norms <= ROUNDING * typical).tolist()
+    if not any(same):
+        return
+    where = [layer for layer, is_same in zip(layers, same, strict=True) if is_same]
+    problem = (
+        f"the positive and negative prompts have the same mean in layers {where}: the difference has norm "
+        f"{float(norms[same].max()):.1g}, the activations {float(typical[same].mean()):.3g}"
+    )
+    advice = "Use prompts that differ, other positions (pos=) or other layers="
+    if normalize:
+        raise HooklineError(f"{problem}, so normalize=True would scale up rounding. {advice}")
+    warn(f"{problem}, so these vectors are zero up to rounding. {advice}")
 
 
 def _points(model: HookedModel, kind: str, layers: Sequence[int] | None) -> dict[int, HookPoint]:
@@ -190,9 +219,16 @@ def sweep_layers(
     It is added at every position, or at `pos`, counted within each prompt. `result.info["clean"]` is unsteered.
     Further `options`: see `Options` (per_example, batch_size, progress, resume).
     """
-    how, wanted = Options.of(options), vectors.layers if layers is None else list(layers)
-    if not len(coefficients) or not len(wanted):
-        raise HooklineError(f"a sweep needs coefficients and layers, got {coefficients!r} and {list(wanted)}")
+    if not isinstance(vectors, Directions):
+        raise HooklineError(
+            f"sweep_layers takes the Directions of contrast_vectors, not a {type(vectors).__name__}: for a tensor of "
+            f"one vector per layer, use steering.Directions(tensor, layers=[0, 1, …])"
+        )
+    if isinstance(coefficients, int | float | str) or not len(coefficients):
+        raise HooklineError(f"coefficients is a list of numbers, such as [1.0, 2.0], got {coefficients!r}")
+    check_language_model(model)
+    how = Options.of(options)
+    wanted = vectors.layers if layers is None else layer_numbers(layers, model.cfg.n_layers)
     added = {layer: vectors.fitting(model, layer) for layer in wanted}
     points = {layer: vectors.point(model, layer) for layer in wanted}
     metric, (rows,) = continued(model, metric, prompts_of(model, prompts))
@@ -233,7 +269,7 @@ def generate(
     *,
     max_new_tokens: int = 20,
     pos: Where = "all",
-    seed: int = 0,
+    seed: int | None = None,
     **kwargs: Any,
 ) -> Steered:
     """Generate from the prompts, unmodified and with a vector added to the residual stream after a layer.
@@ -246,12 +282,14 @@ def generate(
 
     `pos` is where it is added: "all" positions of the prompt and the new text, "new" tokens only (the first new token
     is predicted from the prompt, so it does not change), or as in `hookline.at`: `last`, `token(" weather")`, indices,
-    … A tensor is added to `resid_post`. With `do_sample=True`, both generations use the same `seed`. Other arguments go
-    to the model's own generate.
+    … A tensor is added to `resid_post`. With `do_sample=True`, both generations use the same `seed`, by default 0.
+    Other arguments go to the model's own generate.
     """
     if isinstance(prompts, Mapping):
         raise HooklineError("pass the text and its images separately: steering.generate(model, text, …, images=[…])")
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    _check_generation(model, seed, kwargs)
+    layer = layer_number(layer, model.cfg.n_layers)
     vectors = vector if isinstance(vector, Directions) else Directions.bare(vector, layer)
     if isinstance(pos, str) and pos not in ("all", "new"):
         raise HooklineError(f'pos is "all", "new", or anything that hookline.at accepts, got {pos!r}')
@@ -263,13 +301,27 @@ def generate(
     hook = add(vectors.fitting(model, layer), coefficient, pos=where)
     point = vectors.point(model, layer)
     with model.hooks(fwd_hooks=[(point.name, hook)]):
-        steered = _written(model, texts, max_new_tokens, seed, kwargs)
-    plain = _written(model, texts, max_new_tokens, seed, kwargs)  # second: a graph with the edit can run without it
+        steered = _written(model, texts, max_new_tokens, seed or 0, kwargs)
+    plain = _written(
+        model, texts, max_new_tokens, seed or 0, kwargs
+    )  # second: a graph with the edit can run without it
     return Steered(texts, plain, steered)
 
 
-def _written(model: HookedModel, texts: list[str], count: int, seed: int, kwargs: dict[str, Any]) -> list[str]:
+def _check_generation(model: HookedModel, seed: int | None, kwargs: dict[str, Any]) -> None:
+    check_language_model(model)
+    if kwargs.get("num_return_sequences", 1) != 1:
+        raise HooklineError(
+            "steering.generate compares one text per prompt: leave out num_return_sequences, and call it with seed=0, "
+            "seed=1, …"
+        )
+    own = getattr(kwargs.get("generation_config", getattr(model.module, "generation_config", None)), "do_sample", None)
+    if seed is not None and not kwargs.get("do_sample", own):
+        raise HooklineError(f"seed={seed!r} has no effect without sampling: pass do_sample=True, or leave out seed")
+
+
+def _written(model: HookedModel, texts: list[str], count: int, seed: int | None, kwargs: dict[str, Any]) -> list[str]:
     devices = [model.cfg.device] if model.cfg.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
-        torch.manual_seed(seed)
+        torch.manual_seed(seed or 0)
         return list(model.generate(texts, count, **kwargs))

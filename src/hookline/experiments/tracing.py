@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -153,6 +154,8 @@ def _noise(
             raise HooklineError(f"noise has shape {list(noise.shape)}, it must be [sample, {shape[0]}, {shape[1]}]")
         return added.to(here), float(added.float().std())
     count = 10 if samples is None else samples
+    if isinstance(noise, bool) or not isinstance(noise, Real):
+        raise HooklineError(f"noise is a number of standard deviations, such as 3.0, or a tensor, not {noise!r:.60}")
     if not noise > 0 or isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise HooklineError(f"noise must be positive and samples at least 1, got noise={noise}, samples={samples}")
     vocabulary = model.W_E.detach().float()

@@ -60,10 +60,22 @@ def number(name: str, given: Any) -> float:
 def tensor(name: str, given: Any) -> Tensor:
     """A copy of a tensor, or a number as a tensor."""
     if isinstance(given, Tensor):
-        return _own_copy(name, given)
+        found = _own_copy(name, given)
+        _check_values(name, found)
+        return found
     if not isinstance(given, int | float):
         raise HooklineError(f"{name}= must be a tensor or a number, not {described(given)}: use torch.as_tensor(…)")
     return torch.tensor(number(name, given), dtype=torch.float64)
+
+
+def _check_values(name: str, found: Tensor) -> None:
+    """Raise for NaN and infinity; -inf is allowed, because it masks attention scores."""
+    bad = found.isnan() if found.is_complex() else found.isnan() | found.isposinf()
+    if count := int(bad.sum()):
+        raise HooklineError(
+            f"{name}= has NaN or infinity in {count:,} of {found.numel():,} values: an edit needs finite values (or "
+            f"-inf, which masks attention scores)"
+        )
 
 
 def bools(name: str, given: Any) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hookline.engine.added_hooks import said_added
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Points
@@ -80,7 +81,7 @@ class HookedModule(Hooked, Delegate):
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         return (
             f"HookedModule({type(self.module).__name__}: {how_many(modules, 'module')}, "
-            f"{how_many(parameters, 'parameter')}, {how_many(len(self.hook_dict), 'point')})"
+            f"{how_many(parameters, 'parameter')}, {how_many(len(self.hook_dict), 'point')}{said_added(self._points)})"
         )
 
 

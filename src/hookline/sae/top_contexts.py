@@ -81,11 +81,30 @@ class Profile:
 
         Both are computed over the contexts of the profile. Sorted by activation at the token times that fraction.
         """
-        wanted = token if isinstance(token, int) else self.model.to_single_token(token)
+        wanted = self._token(token)
         there = (self.activation * (self.token == wanted)).sum(1)
         share = there / self.activation.sum(1).clamp_min(1e-30)
         best = [row for row in (there * share).argsort(descending=True).tolist() if there[row] > 0]
         return [(self.features[row], float(share[row])) for row in best[:k]]
+
+    def _token(self, token: str | int) -> int:
+        """The id of a token; an error if only the same word with a space before it is in the contexts."""
+        if isinstance(token, int):
+            self.model._text.check_ids(torch.tensor([token]))
+            return token
+        wanted = self.model.to_single_token(token)
+        if self._has(wanted) or token.startswith(" "):
+            return wanted
+        spaced = self.model.to_tokens(f" {token}", prepend_bos=False)[0].tolist()
+        if len(spaced) == 1 and self._has(spaced[0]):
+            raise HooklineError(
+                f"no feature is active at {token!r}, but some are at {f' {token}'!r}: inside a text, the token of a "
+                f"word includes the space before it"
+            )
+        return wanted
+
+    def _has(self, token: int) -> bool:
+        return bool(((self.activation > 0) & (self.token == token)).any())
 
     def _context(self, row: int, place: int) -> Context:
         example, position = int(self.example[row, place]), int(self.position[row, place])

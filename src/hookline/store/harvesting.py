@@ -23,11 +23,11 @@ from hookline.engine.split_values import processes
 from hookline.errors import HooklineError, StoreError, UnknownPointError, a_type, warn
 from hookline.model import HookedModel
 from hookline.store.examples import BatchSize, Example, Examples, as_sample, as_text
-from hookline.store.identity import check_same, code_in, identity, input_device
+from hookline.store.identity import check_same, code_in, identity, input_device, with_weights
 from hookline.store.integrity import with_unlisted
 from hookline.store.manifest import MANIFEST, About, Column, Manifest, Progress, differences, shard_names, versions
 from hookline.store.many_workers import SharedHarvest, only_worker
-from hookline.store.selection import Batch, Chosen, HarvestOptions, sample_batch, text_batch
+from hookline.store.selection import Batch, Chosen, HarvestOptions, checked_seed, sample_batch, text_batch
 from hookline.store.shards import DTYPES, ROW
 from hookline.store.store import Store, open_store
 from hookline.store.teams import Team
@@ -53,7 +53,7 @@ def harvest(
     batch_size: BatchSize = "auto",
     max_rows: int | None = None,
     sample: float = 1.0,
-    seed: int = 0,
+    seed: int | None = None,
     max_tokens: int | None = None,
     prepend_bos: bool | None = None,
     shard_rows: int | None = None,
@@ -88,7 +88,7 @@ def harvest(
     that of torchrun or Slurm, or a `store.HarvestWorker`. The rows are the same.
     """
     options = HarvestOptions(
-        *(positions, dtype, batch_size, max_rows, sample, seed),
+        *(positions, dtype, batch_size, max_rows, sample, checked_seed(seed, sample)),
         *(max_tokens, prepend_bos, shard_rows, shard_bytes, flush_every, hooks_tag),
     )
     where, work = open_store(store), _work(model, points, options, by_layer)
@@ -114,7 +114,7 @@ def _worker(work: Harvest, store: Store, shard: Any, by_layer: Any) -> HarvestWo
 
 def _work(model: Hooked | str | Path, points: Filter, options: HarvestOptions, by_layer: Any) -> Harvest:
     if by_layer is False:
-        return Harvest(model, points, options)
+        return Harvest(with_weights(model), points, options)
     from hookline.store.by_layer import LayerHarvest  # imports this module
 
     return LayerHarvest(model, points, options, by_layer)

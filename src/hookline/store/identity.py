@@ -21,17 +21,17 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hookline.engine.hook_actions import HookAction
+from hookline.engine.added_hooks import active_hooks
 from hookline.engine.hooked import Hooked
-from hookline.engine.schedule import active
 from hookline.engine.taps import Tap
 from hookline.engine.tensorfile import BAD_CONTENT, reason
-from hookline.errors import StoreError, describe, warn
+from hookline.errors import HooklineError, StoreError, describe, warn
 from hookline.hooks import Hook
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
 from hookline.store.manifest import About, Manifest, differences, versions
 from hookline.text.token_positions import Meaning
+from hookline.transformer.empty import check_weights_there
 
 RULE = 2
 """The version of the rule; stores written under another one can be read, but not resumed."""
@@ -72,6 +72,18 @@ def input_device(model: Hooked) -> torch.device:
     if isinstance(model, HookedModel):
         return model._device
     return next((p.device for p in model.module.parameters()), torch.device("cpu"))
+
+
+def with_weights(model: Any) -> Any:
+    """The model; an error if it is on the meta device."""
+    if isinstance(model, HookedModel):
+        try:
+            check_weights_there(model._anatomy.main.embed)
+        except HooklineError as error:
+            raise HooklineError(f"{error}, or harvest it by layer: harvest(…, by_layer=True)") from None
+    elif isinstance(model, Hooked):
+        check_weights_there(model.module)
+    return model
 
 
 def _config_digest(config: Any) -> str:
@@ -122,12 +134,7 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 def _own_hooks(model: Hooked) -> list[tuple[str, Any]]:
     """The enabled forward hooks that may change activations, by place; at one place, in the order they fire."""
-    actions = chain(model._points.permanent.hooks(), *(run.actions for run in active.get()))
-    found = [
-        each
-        for each in actions
-        if isinstance(each, HookAction) and each.dir == "fwd" and each.registration.is_enabled() and not each.only_reads
-    ]
+    found = active_hooks(model._points)
     places = {each.tap: each.point.canonical_name for each in reversed(found)}
     found.sort(key=lambda each: (places[each.tap], each.tap.kind.value, each.stage))
     return [(each.point.canonical_name, each.hook) for each in found]

@@ -75,6 +75,13 @@ class HarvestOptions:
         }
 
 
+def checked_seed(seed: int | None, sample: float) -> int:
+    """The seed of a random sample of the rows; an error if all are kept."""
+    if seed is not None and sample == 1:
+        raise HooklineError(f"seed={seed!r} has no effect without sample=, which keeps a random fraction of the rows")
+    return seed or 0
+
+
 def _count(name: str, value: Any) -> int | None:
     try:
         found = 1 if value is None else index(value)  # also of NumPy

@@ -6,6 +6,7 @@ shards into the store in order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import count
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from hookline.engine.blocks import entered
-from hookline.errors import StoreError
+from hookline.engine.casting import is_narrowed, overflow_problem
+from hookline.errors import StoreError, how_many, warn
 from hookline.store.folders import Folder
 from hookline.store.manifest import Column, Manifest, Progress, Shard, differences, writing
 from hookline.store.selection import Batch, HarvestOptions
@@ -51,7 +53,8 @@ class Writer:
         self._first_rows = self._shard_rows if options.shard_rows else max(1, FIRST_BYTES // row)
         self._flush_every, self._began = options.flush_every, 0.0
         self._is_pinned = any(x.is_cuda for x in sources.values())
-        self._narrowed = [name for name, x in sources.items() if _is_narrowed(x, self._columns[name])]
+        self._narrowed = [name for name, x in sources.items() if is_narrowed(x, self._columns[name].torch_dtype)]
+        self._bad_rows, self._counting = Counter[str](), Lock()
         self._ledger = Ledger(folder, manifest)
         self._copier = Copier()
         self._buffer: Buffer | None = None
@@ -71,6 +74,12 @@ class Writer:
                 self._flush(error)
         finally:
             self._end()
+        if error is None and self._bad_rows:
+            shown = ", ".join(f"{how_many(count, 'row')} of {name}" for name, count in sorted(self._bad_rows.items()))
+            warn(
+                f"values that are NaN or infinite were stored: {shown} (of {self._ledger.manifest.rows:,}). The model "
+                f"computed them: check its dtype and hooks, or leave such rows out when you read the store"
+            )
 
     def add(self, batch: Batch, sources: dict[str, Tensor], before: Progress, after: Progress) -> None:
         """Add the rows of a batch. `before` and `after` are the progress in the data set around it."""
@@ -164,8 +173,11 @@ class Writer:
             buffer.is_taken = True
             tensors = buffer.filled()
             self._check_range(tensors)
+            bad = Counter({name: _count_bad(tensors[name]) for name in self._about.points})
             with writing(self._folder, self._ledger.manifest.rows):
                 self._ledger.enter(stage_shard(self._folder, self._about, shard, tensors))
+            with self._counting:
+                self._bad_rows += bad  # of Counters: without zeros
             return buffer
 
     def _check_shapes(self, sources: dict[str, Tensor]) -> None:
@@ -178,15 +190,14 @@ class Writer:
         for name in self._narrowed:
             x = tensors[name]
             if bool(torch.isinf(x).any()):
-                raise StoreError(
-                    f"{name} has values that overflow {x.dtype}, whose maximum is "
-                    f"{torch.finfo(x.dtype).max:.4g}: harvest with dtype=torch.bfloat16"
-                )
+                raise StoreError(f"{overflow_problem(name, x.dtype)}: harvest with dtype=torch.bfloat16")
 
 
-def _is_narrowed(x: Tensor, column: Column) -> bool:
-    """Whether the stored dtype has a smaller range than the activation's."""
-    return x.is_floating_point() and torch.finfo(x.dtype).max > torch.finfo(column.torch_dtype).max
+def _count_bad(x: Tensor) -> int:
+    """How many rows have a value that is not finite."""
+    if not x.is_floating_point() or bool(x.sum(dtype=torch.float64).isfinite()):
+        return 0  # the common case, in one pass over the data
+    return int((~x.flatten(1).isfinite().all(1)).sum())
 
 
 class Buffer:

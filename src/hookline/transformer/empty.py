@@ -119,6 +119,13 @@ def checkpoint_of(model: nn.Module) -> Checkpoint | None:
     return _checkpoints.get(model)
 
 
+def check_weights_there(embed: nn.Module) -> None:
+    """Raise if a model was loaded without its weights, given its embedding or another first part."""
+    weight = next(embed.parameters(), None)
+    if weight is not None and weight.is_meta and not hasattr(embed, "_hf_hook"):  # accelerate loads offloaded weights
+        raise HooklineError('the model is on the device "meta", without weights, and cannot be run: load it elsewhere')
+
+
 def adopt(model: nn.Module, twin: nn.Module) -> Checkpoint:
     """Give a model on the meta device the files and the computed buffers of an equal one made by this module."""
     names, others = (dict(each.named_parameters()) for each in (model, twin))

@@ -73,6 +73,13 @@ class Memory:
         return "\n".join([self.what, *rows])
 
 
+def check_counts(**counts: Any) -> None:
+    """Raise unless all are numbers of things, 0 or more."""
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise HooklineError(f"{name}= is an integer, 0 or more, not {count!r:.60}")
+
+
 def run_memory(
     root: nn.Module, plan: Plan, inputs: Mapping[str, Any], *, new_tokens: int = 0, texts: int = 0, devices: int = 1
 ) -> Memory:

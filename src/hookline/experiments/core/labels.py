@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookline.engine.added_hooks import active_hooks
 from hookline.errors import HooklineError
 
 Label: TypeAlias = int | float | str
@@ -92,6 +93,9 @@ def find_label(axis: str, labels: list[Label], want: Any, *, has_isel: bool = Fa
         raise HooklineError(
             f"{axis} {want!r} occurs {len(found)} times: use one of {listed(labels[at] for at in found)}"
         )
+    same = next((label for label in labels if isinstance(want, str) and str(label) == want), None)
+    if same is not None:
+        raise HooklineError(f"axis {axis!r} has no label {want!r}: its labels are numbers, so use {axis}={same!r}")
     near = get_close_matches(str(want), list(map(str, labels)), n=5, cutoff=0.4) if isinstance(want, str) else []
     advice = f"Did you mean {listed(near)}?" if near else f"The labels are {_some(labels)}."
     is_index = isinstance(want, int) and not isinstance(want, bool) and -len(labels) <= want < len(labels)
@@ -162,9 +166,10 @@ def first_sum(content: str, tensors: dict[str, Tensor]) -> str:
     return f"{total:08x}"
 
 
-def about(model: Any, what: str) -> dict[str, str]:
-    """The entries of `info` that titles are made of: what was done, and on which model."""
-    return {"about": what, "model": model.cfg.model_name}
+def about(model: Any, what: str) -> dict[str, Any]:
+    """What was done, on which model, and the points where it has hooks, if any: entries of `info`."""
+    hooks = [each.point.name for each in active_hooks(model._points)]
+    return {"about": what, "model": model.cfg.model_name, **({"hooks": hooks} if hooks else {})}
 
 
 def said_points(points: str | Iterable[str]) -> str:

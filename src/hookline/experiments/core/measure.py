@@ -211,6 +211,8 @@ def _check_same(old: Result, new: Result) -> None:
         raise HooklineError(f"resume= has other cells, over {old.axes}, than this experiment, over {new.axes}")
     known = {key: value for key, value in new.info.items() if key in old.info or key not in ("about", "model")}
     differing = [key for key, value in known.items() if not _is_alike(old.info.get(key), value)]
+    if "hooks" in old.info and "hooks" not in new.info:
+        differing.append("hooks")
     if old.name != new.name:
         differing.append("metric")
     if differing:

@@ -25,6 +25,7 @@ from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.text.given_texts import columns_in
 from hookline.text.token_positions import Steps, canonical
+from hookline.transformer.empty import check_weights_there
 
 Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Text, texts, token ids (a tensor, a list, or a list for each text);
@@ -180,12 +181,20 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
     return Prompts(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
 
 
+def check_language_model(model: Any) -> None:
+    """Raise for a network that is not a language model."""
+    if not isinstance(model, HookedModel):
+        raise HooklineError(
+            f"this experiment needs a language model, hookline.load(…) or hookline.hook(…) of a transformers model, "
+            f"not a {type(model).__name__}. Any network, as hookline.hook(network), has run_with_cache, "
+            f"run_with_hooks with edits such as edits.zero(), and hookline.harvest"
+        )
+
+
 def check_has_weights(model: HookedModel) -> None:
     """Raise if the model was loaded without its weights."""
-    embed = model._points.anatomy.main.embed
-    weight = next(embed.parameters(), None)
-    if weight is not None and weight.is_meta and not hasattr(embed, "_hf_hook"):  # accelerate loads offloaded weights
-        raise HooklineError('the model is on the device "meta", without weights, and cannot be run: load it elsewhere')
+    check_language_model(model)
+    check_weights_there(model._points.anatomy.main.embed)
 
 
 def check_weights_stay(model: HookedModel, what: str) -> None:

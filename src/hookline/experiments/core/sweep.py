@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import index
 from typing import Any, TypeAlias
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, UnknownPointError
 from hookline.experiments.core.labels import Label
-from hookline.experiments.core.prompts import Prompts
+from hookline.experiments.core.prompts import Prompts, check_language_model
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import LETTERS, Change, Variant, index_of
+from hookline.text.token_positions import is_index
 
 Values: TypeAlias = Mapping[str, Tensor]
 """The activations of one prompt by point, without a batch axis."""
@@ -76,6 +78,7 @@ def sweep_points(
     model: HookedModel, points: str | Sequence[str], over: str | Sequence[str], layers: Sequence[int] | None = None
 ) -> SweepPoints:
     """The points of a sweep over these axes."""
+    check_language_model(model)
     kinds = [points] if isinstance(points, str) else list(points)
     axes = tuple(over) if not isinstance(over, str) else (over,)
     if not kinds or not axes:
@@ -99,12 +102,7 @@ def _by_layer(model: HookedModel, kinds: list[str], axes: tuple[str, ...], layer
     if model._points.anatomy.is_encoder_decoder:
         raise HooklineError("experiments support models with one stack of layers, not encoder-decoder models")
     there = range(_depth(model, kinds))
-    if isinstance(layers, int) or (layers is not None and not 0 < len(set(layers)) == len(list(layers))):
-        raise HooklineError(f"layers is a list without duplicates, such as [3, 4], got {layers!r}")
-    wrong = next((layer for layer in layers or () if layer not in range(-len(there), len(there))), None)
-    if wrong is not None:
-        raise HooklineError(f"layer {wrong!r} is out of range: the model has layers 0 to {there[-1]}")
-    wanted = there if layers is None else [layer % len(there) for layer in layers]
+    wanted = there if layers is None else layer_numbers(layers, len(there))
     found: dict[Any, Any] = {(kind, layer): _of_layer(model, kind, layer) for kind, layer in product(kinds, wanted)}
     having: list[Label] = [layer for layer in wanted if all(found[kind, layer] is not None for kind in kinds)]
     if not having:
@@ -116,6 +114,22 @@ def _by_layer(model: HookedModel, kinds: list[str], axes: tuple[str, ...], layer
         at = dict(zip(coords, labels, strict=True))
         points[labels] = found[at.get("point", kinds[0]), at["layer"]]
     return SweepPoints(axes, coords, points)
+
+
+def layer_numbers(layers: Any, count: int) -> list[int]:
+    """The layers of a list, none negative; an error for what is not a layer of `count`."""
+    if isinstance(layers, int | str) or not 0 < len({*layers}) == len(list(layers)):
+        raise HooklineError(f"layers is a list without duplicates, such as [3, 4], got {layers!r}")
+    return [layer_number(layer, count) for layer in layers]
+
+
+def layer_number(layer: Any, count: int) -> int:
+    """A layer counted from the first, given from the first or, negative, from the last."""
+    if not is_index(layer):
+        raise HooklineError(f"a layer is an int, 0 to {count - 1} or -1 for the last, not {layer!r:.60}")
+    if layer not in range(-count, count):
+        raise HooklineError(f"layer {layer!r} is out of range: the model has layers 0 to {count - 1}")
+    return index(layer) % count
 
 
 def _depth(model: HookedModel, kinds: list[str]) -> int:
@@ -207,8 +221,8 @@ def make_cells(where: SweepPoints, bases: Sequence[Baseline], prompts: Prompts, 
         point = where.points[tuple(each for axis, each in zip(coords, key, strict=True) if axis in where.coords)]
         at = dict(zip(coords, cell, strict=True))
         # Heads of one group have the same keys and values, so that labels share an index.
-        index = {axis: at[axis] * sizes[axis][point.name] // len(coords[axis]) for axis in sizes}
-        covered[key] = [(point, index)]
+        inside = {axis: at[axis] * sizes[axis][point.name] // len(coords[axis]) for axis in sizes}
+        covered[key] = [(point, inside)]
     return Cells(coords, covered)
 
 
@@ -284,11 +298,11 @@ class CellBuilder:
             is_padding = any(inside[axis] not in span for axis in text_axes)
             inside |= {axis: inside[axis] - span.start for axis in text_axes}
             every = [inside] if self.positions is None else [inside | {"pos": each} for each in self.positions[row]]
-            self._known[key] = [_change(base, point, given, index) for index in every] if not is_padding else []
+            self._known[key] = [_change(base, point, given, each) for each in every] if not is_padding else []
         return self._known[key]
 
 
-def _change(base: Baseline, point: HookPoint, given: Tensor, index: dict[str, int]) -> tuple[Change, bool]:
-    before = base.kept[point.name][index_of(point, **index)]
-    value = given[index_of(point, **index)].to(before.device)
-    return base.change(point, value, **index), bool((value != before).any())
+def _change(base: Baseline, point: HookPoint, given: Tensor, at: dict[str, int]) -> tuple[Change, bool]:
+    before = base.kept[point.name][index_of(point, **at)]
+    value = given[index_of(point, **at)].to(before.device)
+    return base.change(point, value, **at), bool((value != before).any())
