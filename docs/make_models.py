@@ -73,8 +73,8 @@ HEAD = """# Architectures
 
 A script builds every language model of transformers {version} with a tiny config and random weights
 ({n} architectures), runs `model.verify()`, and writes this page. A point is proved if it fires once, caching it leaves
-the logits bitwise equal, an identity edit leaves them unchanged and a zeroing edit does not, and its gradient is that of
-autograd. The stream must equal the hidden states that the model reports, and the pattern its attentions; the outputs
+the logits bitwise equal, an identity edit leaves them unchanged and a zeroing edit does not, and its gradient is that
+of autograd. The stream must equal the hidden states that the model reports, and the pattern its attentions; the outputs
 of attention and MLP must add up to the stream, the pattern must mix the values into `z`, and the results of heads must
 sum to the output of the projection. *yes*: all points of this group that the architecture has are proved. *–*: it has
 none (a state-space layer has no pattern). *no*: at least one point failed, and is not offered.
