@@ -71,10 +71,10 @@ PARTS = {
 
 HEAD = """# Architectures
 
-This page is generated: a script builds every language model of transformers {version} with a tiny config and
-random weights ({n} architectures) and runs `model.verify()`. A point is proved if it fires once, caching it leaves the
-logits bitwise equal, an identity edit leaves them unchanged and a zeroing edit does not, and its gradient is that of
-autograd. The stream must equal the hidden states that the model reports, and the pattern its attentions; the outputs
+A script builds every language model of transformers {version} with a tiny config and random weights
+({n} architectures), runs `model.verify()`, and writes this page. A point is proved if it fires once, caching it leaves
+the logits bitwise equal, an identity edit leaves them unchanged and a zeroing edit does not, and its gradient is that
+of autograd. The stream must equal the hidden states that the model reports, and the pattern its attentions; the outputs
 of attention and MLP must add up to the stream, the pattern must mix the values into `z`, and the results of heads must
 sum to the output of the projection. *yes*: all points of this group that the architecture has are proved. *–*: it has
 none (a state-space layer has no pattern). *no*: at least one point failed, and is not offered.
@@ -86,7 +86,7 @@ none (a state-space layer has no pattern). *no*: at least one point failed, and 
 SHARDED = """
 ## Tensor parallel
 
-This table is generated, too: a script splits a tiny model of each kind that
+Another script splits a tiny model of each kind that
 transformers {version} has a plan for ({n}) over two processes. *equal*: all points, edits at each point, gradients,
 weights, `local=True` and `generate` are those of the model in one process, and `verify` finds nothing. *fails in
 transformers itself*: the model cannot be run in two processes, or has other logits there, without any hooks. *not run*:
