@@ -295,7 +295,7 @@ def test_an_interrupt_keeps_every_finished_batch(tmp_path, monkeypatch) -> None:
 
 def test_an_unfinished_harvest_is_continued_only_by_the_same_one(tmp_path, monkeypatch) -> None:
     interrupted(tmp_path / "layers", monkeypatch, after=15)
-    for changed in ({"seed": 1}, {"dtype": torch.float16}):
+    for changed in ({"sample": 0.5, "seed": 1}, {"dtype": torch.float16}):
         with pytest.raises(StoreError, match="unfinished layers of a different harvest"):
             hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "layers", by_layer=True, **OPTIONS, **changed)
     with pytest.raises(StoreError, match="made from other data"):

@@ -188,7 +188,7 @@ def test_what_an_interrupted_write_left_does_no_harm(model, path) -> None:
         ({"dtype": None}, "dtype is None here, but 'bfloat16'"),
         ({"batch_size": 4}, "batch_size"),
         ({"sample": 0.5}, "sample"),
-        ({"seed": 1}, "seed"),
+        ({"sample": 0.5, "seed": 1}, "seed"),
         ({"positions": hookline.last}, "positions"),
         ({"max_rows": 9}, "max_rows"),
         ({"shard_rows": 50}, "shard_rows"),

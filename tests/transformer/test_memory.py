@@ -135,7 +135,7 @@ def test_the_command(tmp_path) -> None:
     code, told = invoked(str(tmp_path), "--batch", "1000000", "--length", "24", "--json")
     assert (code, json.loads(told)["fits"]) == (1, False)
     assert invoked(str(tmp_path), "--batch", "1000000000", "--length", "1000")[0] == 2
-    assert invoked(str(tmp_path), "--dtype", "float99")[0] == 3
+    assert invoked(str(tmp_path), "--dtype", "float99")[0] == 2
 
 
 def test_a_quantized_model_is_not_guessed(tmp_path) -> None:
