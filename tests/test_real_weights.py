@@ -94,12 +94,13 @@ def test_an_autoencoder_of_ordinary_tokens(model, tmp_path) -> None:
     texts = [" ".join(words[at : at + 12]) for at in range(0, 600, 12)]
     store = hookline.harvest(model, texts, point, tmp_path, max_tokens=24, progress=False)
     found = store.outlying(point)
-    assert found.count == len(texts)
-    assert not store.rows().position[found.rows].any(), "the first of each text"
+    is_first = store.rows().position[found.rows] == 0
+    assert int(is_first.sum()) == len(texts), "the first of each text"
+    assert int((~is_first).sum()) <= 2, "of 892: a text that begins with punctuation may have another sink"
     options = {"d_sae": 256, "steps": 150, "batch_size": 256, "progress": False}
     training = sae.train(store, point, **options)
     quality = sae.evaluate(training.sae, model, texts)
-    assert quality.outlying.count == len(texts)
+    assert quality.outlying.count == found.count
     assert quality.explained_variance > 0.3
     mixed = sae.evaluate(sae.train(store, point, **options, outliers="include").sae, model, texts)
     assert quality.explained_variance > mixed.explained_variance + 0.3
