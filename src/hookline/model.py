@@ -242,8 +242,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ModelCache]:
         """The output and the activations; the cache also keeps the logits.
 
-        It takes the arguments of a call (`input`, `return_type`, `images`, …), and `names_filter`, `pos_slice`,
-        `device`, `dtype`, `incl_bwd`, `fwd_hooks`, `bwd_hooks`, …: see `HookedModule.run_with_cache`.
+        Takes the arguments of a call (`input`, `images`, …) and of `HookedModule.run_with_cache` (`names_filter`, …).
         """
         output, cache = super().run_with_cache(*args, **kwargs)
         logits = output[0] if isinstance(output, tuple) else output
