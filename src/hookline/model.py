@@ -111,8 +111,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
 
         For the options and what it returns see `hookline.explore.explore`.
         """
-        # By its name: the explorer is built on everything else.
-        return import_module("hookline.explore").explore(self, prompt, other, **options)
+        return import_module("hookline.explore").explore(self, prompt, other, **options)  # which is built on this
 
     @property
     def weights(self) -> Weights:
