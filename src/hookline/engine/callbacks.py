@@ -129,6 +129,11 @@ def check_on_error(given: str) -> None:
         raise HooklineError(f'on_error must be "raise" or "skip", not {given!r}')
 
 
+def is_none(pairs: Any) -> bool:
+    """Whether this is an empty list of hooks. An iterator may have some."""
+    return type(pairs) in (tuple, list) and not pairs
+
+
 def hook_pairs(pairs: Iterable[Any], argument: str) -> Iterator[tuple[Any, Any]]:
     """The names and hooks in the value of `argument`. A hook object that declares its target is its own name."""
     if isinstance(pairs, str | Mapping) or not isinstance(pairs, Iterable):

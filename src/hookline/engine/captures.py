@@ -265,6 +265,12 @@ def captures_in(run: Schedule, recorder: Recorder) -> dict[Tap, Capture]:
     return {tap: _capture_of(recorder, event, needed) for tap, event in events.items()}
 
 
+def whole_output(actions: Sequence[Any]) -> Record | None:
+    """The record of a module's output, if it is the only action there."""
+    is_one = len(actions) == 1 and isinstance(actions[0], Record) and type(actions[0].lens) is First
+    return actions[0] if is_one else None
+
+
 def _is_simple(action: Any, tap: Tap) -> bool:
     if isinstance(action, Stash):
         return not tap.kind.is_inner

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
-from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -22,9 +21,12 @@ from hookline.engine.blocks import UndoBlock, entered
 _lock = entered(threading.RLock())  # a model may be collected, hooks and all, in the middle of anything
 _users: set[int] = set()
 _ours: Any = None  # our stance, while it is installed in the compiler
+_last: Any = None  # the last one, to be installed again
+_frames: Any = None  # the part of the compiler that has its stance, once it is imported
 _is_blind = False  # hooks were attached before the compiler was imported
 
 _no_tracing = entered(threading.RLock())
+_tracing: Any = None  # the lock of the compiler, once it is imported
 _Function = TypeVar("_Function")
 
 
@@ -80,8 +82,11 @@ def tracing_lock() -> Any:
 
     Code that takes both locks takes this one before `taps.lock`.
     """
-    lock = getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
-    return _no_tracing if lock is None else entered(lock)
+    global _tracing
+    if _tracing is None:
+        lock = getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
+        _tracing = None if lock is None else entered(lock)
+    return _no_tracing if _tracing is None else _tracing
 
 
 def untraced(function: _Function) -> _Function:
@@ -114,6 +119,11 @@ def resume(user: object) -> None:
         _settle()
 
 
+def has_users() -> bool:
+    """Whether hooks are attached anywhere, in any thread."""
+    return bool(_users)
+
+
 def is_traced() -> bool:
     """Whether the code that asks is being traced.
 
@@ -129,39 +139,64 @@ def leaves_hooks_out() -> bool:
 
 def _settle() -> None:
     """Install our stance if there are users; otherwise restore the previous one."""
-    global _ours, _is_blind
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None or getattr(dynamo.__spec__, "_initializing", False):
-        # Importing the compiler takes a second, and nothing is compiled before that: never import it here. Another
-        # thread may be importing it at this moment.
+    global _is_blind
+    frames = _frames or _imported()
+    if frames is None:
         _is_blind = bool(_users)
         return
     if _is_blind:  # it was imported while hooks were attached, and may have compiled them
-        dynamo.reset()
+        sys.modules["torch._dynamo"].reset()
         _is_blind = False
-    _install(dynamo) if _users else _uninstall(dynamo)
+    if _users:
+        if frames._stance is not _ours:
+            _install(frames)
+    elif _ours is not None:
+        _uninstall(frames)
+
+
+def _imported() -> Any:
+    """The part of the compiler that has its stance; None if nobody has imported the compiler.
+
+    Importing it takes a second, and nothing is compiled before that: never import it here. Another thread may be
+    importing it at this moment.
+    """
+    global _frames
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False):
+        _frames = dynamo.eval_frame
+    return _frames
 
 
 # An interrupt may come between any two lines of these functions, so they look at the stance that is installed. One that
 # somebody else has set since is left alone.
 
 
-def _install(dynamo: ModuleType) -> None:
-    global _ours
+def _install(frames: Any) -> None:
+    global _ours, _last
     if _ours is None:
-        before = dynamo.eval_frame._stance
-        _ours = _stance_class(type(before))(before)  # type: ignore[arg-type]
-    if dynamo.eval_frame._stance is _ours.before:
-        dynamo.eval_frame._set_stance(_ours)
+        before = frames._stance
+        if _last is None or _last.before is not before:
+            _last = _stance_class(type(before))(before)  # type: ignore[arg-type]
+        _ours = _last
+    if frames._stance is _ours.before:
+        _set_stance(frames, _ours)
 
 
-def _uninstall(dynamo: ModuleType) -> None:
+def _uninstall(frames: Any) -> None:
     global _ours
-    if _ours is None or _ours.is_needed():
+    if _ours.is_needed():
         return
-    if dynamo.eval_frame._stance is _ours:
-        dynamo.eval_frame._set_stance(_ours.before)
+    if frames._stance is _ours:
+        _set_stance(frames, _ours.before)
     _ours = None
+
+
+def _set_stance(frames: Any, stance: Any) -> None:
+    """As the compiler's own function, which imports something at every call."""
+    if get_eval_frame_callback() in (None, False):
+        frames._stance = stance
+    else:
+        frames._set_stance(stance)  # which raises
 
 
 @cache

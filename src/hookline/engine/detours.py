@@ -22,6 +22,7 @@ from hookline.engine.schedule import Way, active
 from hookline.engine.taps import lock, tell_other_threads
 
 _is_traced, _is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
+_graph_task = _C._current_graph_task_id
 PLACE = "_compiled_call_impl"
 """The attribute that torch calls instead of a module and its hooks, if it is not None."""
 
@@ -46,6 +47,10 @@ class Detour:
         self.module = module
         self.users: set[int] = set()
         self.own: Any = None
+        self.alone: tuple[Any, ...] | None = None
+        """The runs of a thread in which one run leads the calls, and no other acts on anything."""
+        self.way: Any = None
+        """What it does with them."""
 
     def acquire(self, user: object) -> None:
         """Lead the calls of the module for `user`. The caller holds `taps.lock`."""
@@ -69,12 +74,15 @@ class Detour:
         """Called by torch instead of the module and its hooks."""
         if _is_traced() or _is_exporting():
             return self.go_on(*args, **kwargs)  # another thread leads the calls while this one compiles the module
-        runs, way = active.get(), here.skipped.get(self.module) if here.skipped else None
+        runs = active.get()
+        if runs is self.alone and not here.skipped and _graph_task() == -1:  # nearly always
+            return self.way(args, kwargs)
+        way = here.skipped.get(self.module) if here.skipped else None
         if way is not None:
             return way(args, kwargs)
         for run in runs:
             if run.is_open and (way := run.ways.get(self.module)) is not None:
-                if len(runs) == 1 and _C._current_graph_task_id() == -1:
+                if len(runs) == 1 and _graph_task() == -1:
                     return way(args, kwargs)
                 return run.with_hooks(self.module, args, kwargs)
         tell_other_threads(self.users, self.module)

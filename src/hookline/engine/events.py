@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from hookline.engine.hook_actions import Edit, HookAction
 
 
+_is_traced, _is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
+
+
 class Listener:
     """The part of a tap that torch calls; `taps.py` attaches it to its module."""
 
@@ -44,7 +47,7 @@ class Listener:
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         """Called by torch with `(module, args, kwargs)` or `(module, args, kwargs, output)`."""
-        if torch.compiler.is_compiling() and compiling.is_traced() and compiling.leaves_hooks_out():
+        if (_is_traced() or _is_exporting()) and compiling.leaves_hooks_out():
             return None  # another thread hooks the module while this one compiles it
         if len(rest) != (1 if self.kind is Kind.INPUT else 2):
             return None  # another thread detached the tap meanwhile, so no run of this thread needs it
@@ -117,10 +120,12 @@ def edit(action: Edit, value: Any) -> Any:
     action.fired = True
     result = call_hook(action, given, call)
     if result is None or result is given:
+        result = None  # so that references to what was lent can be counted
         if action.is_as_lent(given, kept, x):
             return action.passed_on(value, x, given) if action.wants_gradient(given, x) else value
-        result = given
-    new = action.view.put(value, action.fitted_result(result, x, given))
+        new = action.view.put(value, action.fitted_loan(given, x))
+    else:
+        new = action.view.put(value, action.fitted_result(result, x, given))
     action.has_edited = True
     if recomputing.starts_with_grad or torch.is_grad_enabled():
         action.keep_for_second_run()

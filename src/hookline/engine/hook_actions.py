@@ -19,9 +19,9 @@ from hookline.engine.events import composed
 from hookline.engine.failures import hook_error
 from hookline.engine.order import Kind, Phase
 from hookline.engine.registration import Registration
-from hookline.engine.results import fit
+from hookline.engine.results import checked, fit
 from hookline.engine.schedule import Step
-from hookline.engine.snapshots import Loan, is_as_lent, lend
+from hookline.engine.snapshots import Loan, has_own_memory, is_as_lent, lend
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
 
 if TYPE_CHECKING:
@@ -83,12 +83,6 @@ class HookAction(PointAction):
         """Note that the hook is for some positions only: `partial` is what `positions.at` returned."""
         self.reach = Reach(partial)
 
-    def begin(self) -> None:
-        """A run begins."""
-        super().begin()
-        if self.reach is not None:
-            self.reach.clear()
-
     def skip_on_error(self) -> None:
         """From now on, drop the effect of the hook when it fails, and continue."""
         self.on_error = "skip"
@@ -111,7 +105,7 @@ def _references_of_one() -> int:
 
 
 _OURS = references_of(_references_of_one)
-"""References to a tensor that only `edit` and `wants_gradient` hold; Python versions count them differently."""
+"""References to a tensor that only `edit` and a method that it calls hold; Python versions count them differently."""
 
 
 def _no_hook(_activation: Any, _point: Any) -> None:
@@ -122,7 +116,6 @@ class Edit(HookAction):
     """A forward hook: reads the activation, changes it in place, or returns another one."""
 
     phase = Phase.EDIT
-    fitted_result = fit  # as a method: (result, x, given)
     lend = staticmethod(lend)
     _has_warned = False
 
@@ -155,6 +148,15 @@ class Edit(HookAction):
     def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:
         """Append the step of this edit."""
         steps.append(composed(self, is_replay=is_replay))
+
+    def fitted_result(self, result: Any, x: Any, given: Any) -> Any:  # noqa: ARG002
+        """What the hook returned, as `x` is to be replaced by it."""
+        return fit(self, result, x)
+
+    def fitted_loan(self, given: Any, x: Any) -> Any:
+        """What the hook wrote to, as `x` is to be replaced by it: itself, if nobody else has it."""
+        is_free = sys.getrefcount(given) <= _OURS and has_own_memory(given)
+        return checked(self, given, x) if is_free else fit(self, given, x)
 
     def is_as_lent(self, given: Any, kept: Any, x: Any) -> bool:
         """Whether the hook left what it was given unchanged."""

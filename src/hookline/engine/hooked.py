@@ -14,7 +14,7 @@ from hookline.engine.actions import Action, Record
 from hookline.engine.added_hooks import run_and_report
 from hookline.engine.blocks import end_all
 from hookline.engine.cache import ActivationCache
-from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs
+from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs, is_none
 from hookline.engine.deferred import is_replayable
 from hookline.engine.gradients import GradientRecord
 from hookline.engine.hook_actions import HookAction
@@ -162,7 +162,7 @@ class Hooked:
             actions = self._actions(fwd_hooks, bwd_hooks, on_error)
             run = self._hook_context(actions, reset_hooks_end, clear_contexts, is_one_pass=True)
             if planned is not None:
-                ready = HookRun(run, fwd_hooks)  # type: ignore[arg-type]
+                ready = HookRun(run, fwd_hooks, self._points)  # type: ignore[arg-type]
         try:
             with run:
                 output = self(*args, **kwargs)
@@ -206,15 +206,17 @@ class Hooked:
         if kwargs:
             self._check_options(kwargs)
         check_backward(incl_bwd, loss_fn)
-        points, is_full = self._points.select(names_filter), names_filter is None
-        spans = dict(own_points(points, skips=is_full)) if local else {}
-        actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
-        is_plain = not (actions or incl_bwd or local) and (device, dtype, pos_slice) == (None, None, None)
-        ready = self._recording_run(points, is_full=is_full) if is_plain else None
+        is_full, is_whole = names_filter is None, device is None and dtype is None and pos_slice is None
+        chosen = names_filter if is_full or type(names_filter) is str else self._points.select(names_filter)
+        is_plain = is_whole and on_error == "raise" and not (incl_bwd or local)
+        ready = self._recording_run(chosen) if is_plain and is_none(fwd_hooks) and is_none(bwd_hooks) else None
         run: Run
         if ready is not None:
             recorder, run = ready.recorder, ready
         else:
+            points = self._points.chosen(chosen)
+            spans = dict(own_points(points, skips=is_full)) if local else {}
+            actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
             recorder = Recorder(
                 points, device, dtype, pos_slice, skips_missing=is_full, defers=is_full and not incl_bwd
             )
@@ -233,22 +235,23 @@ class Hooked:
         if isinstance(cache, LocalCache):
             cache.spans = {point.name: own for point, own in spans.items()}
         if ready is not None:
-            self._points.ready_runs.keep((is_full, points), ready)
+            self._points.ready_runs.keep(("cache", chosen), ready)
         return output, cache
 
-    def _recording_run(self, points: list[HookPoint], *, is_full: bool) -> RecordingRun | None:
+    def _recording_run(self, chosen: str | list[HookPoint] | None) -> RecordingRun | None:
         """Return a run that only records these points, of the last one in this thread if possible.
 
         None if something else acts on the model too.
         """
         if open_runs() or is_replayable() or self._graphs is not None or _has_any_global_hook():
             return None
-        run: RecordingRun | None = self._points.ready_runs.take((is_full, points))
-        if run is not None:
+        run: RecordingRun | None = self._points.ready_runs.take(("cache", chosen))
+        if run is not None and run.is_current():
             run.renew()
         else:
+            points, is_full = self._points.chosen(chosen), chosen is None
             recorder = Recorder(points, skips_missing=is_full, defers=is_full)
-            run = RecordingRun(self._points.root, points, recorder)
+            run = RecordingRun(self._points, points, recorder)
         return run if run.is_ready() else None
 
     def cache(

@@ -27,6 +27,7 @@ from torch import nn
 
 from hookline.engine.delegate import Delegate
 from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
+from hookline.engine.lineage import Lineage
 from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
@@ -154,6 +155,15 @@ class Points:
         if self._children != self._children_then:
             self.refresh()
 
+    def lineage(self, modules: Iterable[nn.Module]) -> Lineage | None:
+        """What is above some modules in the tree, as it was read last; None if one of them is not in it."""
+        paths = [self._paths.get(module) for module in modules]
+        if None in paths:
+            return None
+        parts = [path.split(".") for path in paths if path]
+        above = {".".join(some[:depth]) for some in parts for depth in range(len(some))}
+        return Lineage(self._modules[path] for path in above)
+
     def held(self) -> Held:
         """The dictionaries in which the modules hold their parameters and buffers."""
         return self._held if self._children == self._children_then else held_in(self.root)
@@ -278,6 +288,10 @@ class Points:
         """Return the points that match a name, glob, regex, predicate, point, module, or a list of these; None: all."""
         self.keep_up()
         return self._select(names)
+
+    def chosen(self, names: str | list[HookPoint] | None) -> list[HookPoint]:
+        """The points of a name or glob, or those that were selected already."""
+        return names if isinstance(names, list) else self.select(names)
 
     def _select(self, names: Filter) -> list[HookPoint]:
         if names is None or isinstance(names, str):

@@ -40,17 +40,18 @@ class ReadyRuns(threading.local):
 class HookRun:
     """A run with functions at named points, in which other functions can take their places."""
 
-    def __init__(self, run: Run, hooks: Sequence[Any]) -> None:
-        self.run, self._actions = run, run.actions
+    def __init__(self, run: Run, hooks: Sequence[Any], points: Points) -> None:
+        self.run, self._actions, self._lineage = run, run.actions, points.lineage(run.modules())
         self._edits = [each for each in run.actions if type(each) is Edit]
         """In the order of the hooks; a hook may be at several points."""
         numbers = {id(hook): number for number, (_, hook) in enumerate(hooks)}
         self._numbers = [numbers[id(edit.hook)] for edit in self._edits]
         self._forms = [_form(edit.module) for edit in self._edits]
 
-    def has_same_form(self) -> bool:
-        """Whether its modules treat their inputs as when it was planned."""
-        return [_form(edit.module) for edit in self._edits] == self._forms
+    def is_current(self) -> bool:
+        """Whether its modules are where they were when it was planned, and treat their inputs as then."""
+        is_there = self._lineage is not None and self._lineage.is_same()
+        return is_there and [_form(edit.module) for edit in self._edits] == self._forms
 
     def fill(self, hooks: Sequence[Any]) -> Run:
         """Return the run with these hooks."""
@@ -96,9 +97,8 @@ def planned_from(hooks: Any) -> list[Any] | None:
 
 def hook_run(points: Points, key: Any, hooks: Sequence[Any]) -> HookRun | None:
     """Return a planned run with these hooks in it, if there is one."""
-    points.keep_up()
     ready: HookRun | None = points.ready_runs.take(key)
-    if ready is None or not ready.has_same_form():
+    if ready is None or not ready.is_current():
         return None
     ready.fill(hooks)
     return ready

@@ -152,9 +152,10 @@ class Recorder:
     def values(self) -> MutableMapping[str, Tensor]:
         """Return the kept activations by name, in the order in which the points fired."""
         self._check_range()
-        if not self.defers:
-            return _numbered(_by_name(self.log))
         log = self.log
+        if not self.defers:
+            found: dict[Any, Any] = dict(log)  # type: ignore[arg-type]  # names and tensors
+            return found if len(found) == len(log) else _numbered(_by_name(log))
         if len(set(map(itemgetter(0), log))) == len(log):  # every name once
             return Activations(lambda: _numbered(_by_name(log)))
         return Activations(_numbered(_by_name(log)))

@@ -8,35 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks as _after_all
 from torch.nn.modules.module import _global_forward_pre_hooks as _before_all
+from torch.utils.hooks import RemovableHandle
 
+from hookline.engine import compiling
 from hookline.engine.actions import Record
-from hookline.engine.captures import Capture, captures_in
+from hookline.engine.captures import Capture, captures_in, whole_output
 from hookline.engine.detours import PLACE, called_if_hooked, detour_of, leads
 from hookline.engine.inner import InnerTap
 from hookline.engine.interception import stack
 from hookline.engine.order import Kind
+from hookline.engine.passes import current
 from hookline.engine.recorder import Recorder
 from hookline.engine.reports import report_compiled
 from hookline.engine.runs import Run
-from hookline.engine.schedule import Way
+from hookline.engine.schedule import Way, active
+from hookline.engine.snapshots import shared
 from hookline.engine.taps import Tap, lock
 
 if TYPE_CHECKING:
+    from hookline.engine.names import Points
     from hookline.engine.points import HookPoint
 
 
 class RecordingRun(Run):
     """Records points in one forward pass. It can be used again."""
 
-    def __init__(self, root: nn.Module, points: Sequence[HookPoint], recorder: Recorder) -> None:
-        super().__init__(root, [Record(each, recorder, is_alone=recorder.defers) for each in points], is_one_pass=True)
-        self.recorder = recorder
+    def __init__(self, points: Points, chosen: Sequence[HookPoint], recorder: Recorder) -> None:
+        root, actions = points.root, [Record(each, recorder, is_alone=recorder.defers) for each in chosen]
+        super().__init__(root, actions, is_one_pass=True)
+        self.recorder, self._lineage = recorder, points.lineage(self.modules())
         captures = captures_in(self, recorder)
         taps: dict[nn.Module, list[Tap]] = {}
         for tap, module in self._modules.items():
@@ -45,7 +52,7 @@ class RecordingRun(Run):
         led = {m: some for m, some in taps.items() if m not in hooked and _can_lead(m, some, captures)}
         self._tapped = {tap: module for tap, module in self._modules.items() if module not in led}
         self.ways = {module: self._way(module, some, captures) for module, some in led.items()}
-        self._detours = [(detour_of(module), module.__dict__) for module in led]
+        self._detours = [(detour_of(module), module.__dict__, way) for module, way in self.ways.items()]
         # Outside the modules, these taps are not attached, and act on nothing even if another run attaches them.
         self._outer = {
             m: {tap: self.steps.pop(tap) for tap in some if not tap.kind.is_inner} for m, some in led.items()
@@ -57,6 +64,7 @@ class RecordingRun(Run):
         self._called = [*taps]
         self._compiled: list[nn.Module] = []  # modules that were compiled during the run
         self._is_late = any(tap.late for tap in self._modules)
+        self._numbered: int | None = None  # the number of torch's next hook, when there were none on the modules
         if recorder.skips_missing:
             self._reported = self._at_points = []  # no record has to fire
 
@@ -77,6 +85,8 @@ class RecordingRun(Run):
         inner = next((tap for tap in taps if isinstance(tap, InnerTap)), None)
         around = None if inner is None else inner.around(module, {tap: captures[tap] for tap in taps})
         detour, itself = detour_of(module), ref(self)
+        if len(taps) == 1 and out is not None and (record := whole_output(self.steps[taps[0]])) is not None:
+            return self._short_way(module, record, out)
 
         def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if module._forward_hooks or module._forward_pre_hooks or _before_all or _after_all:
@@ -92,6 +102,26 @@ class RecordingRun(Run):
                 output = call(*args, **kwargs)
             if out is not None:
                 out(output)
+            return output
+
+        return way
+
+    def _short_way(self, module: nn.Module, record: Record, out: Capture) -> Way:
+        """What the calls of a module do if one record of its output is all that is done there."""
+        recorder, detour, itself, name = self.recorder, detour_of(module), ref(self), record.point.name
+
+        def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if module._forward_hooks or module._forward_pre_hooks or _before_all or _after_all:
+                return itself().with_hooks(module, args, kwargs)  # type: ignore[union-attr]
+            output = (detour.own or module._call_impl)(*args, **kwargs)
+            is_noted = recorder.forward_pass is current.forward_pass and not recorder.is_padded
+            if is_noted and type(output) is Tensor and not output.requires_grad:
+                same = shared(output, is_for_reading=True, references=_FRESH)
+                if same is not None:
+                    record.fired = True
+                    recorder.log.append((name, same))
+                    return output
+            out(output)
             return output
 
         return way
@@ -124,18 +154,23 @@ class RecordingRun(Run):
         """Lead the calls of modules, and attach taps where that does not suffice."""
         for tap, module in self._tapped.items():
             tap.acquire(module, self)
-        number = id(self)
-        for detour, attributes in self._detours:
+        number, runs = id(self), active.get()
+        is_alone = len(runs) == 1
+        for detour, attributes, way in self._detours:
             detour.users.add(number)
             if (own := attributes.get(PLACE)) is not detour:  # as `Detour.acquire`, without a call for each module
                 detour.own = own
                 attributes[PLACE] = detour
+            if is_alone and detour.alone is None:
+                detour.way, detour.alone = way, runs
 
     def detach(self) -> None:
         """Undo `attach`. Safe to call twice."""
         number = id(self)
-        for detour, attributes in self._detours:
+        for detour, attributes, way in self._detours:
             detour.users.discard(number)
+            if detour.way is way:
+                detour.alone = detour.way = None
             now = attributes.get(PLACE)
             if now is not detour:
                 if now is not None and now is not detour.own:
@@ -150,16 +185,40 @@ class RecordingRun(Run):
         for module in list(self._hooked):
             self._unhook(module)
 
+    def is_current(self) -> bool:
+        """Whether its modules are where they were when it was made."""
+        return self._lineage is not None and self._lineage.is_same()
+
     def is_ready(self) -> bool:
         """Whether it can be used now: nobody else acts on its modules, and they are called as when it was made."""
-        if self._is_late or [*map(type, self._led)] != self._types or any(map(_permanent, self._modules)):
+        if self._is_late or [*map(type, self._led)] != self._types:
             return False
         if False in [kind.__call__ is call for kind, call in self._calls]:
             return False
-        modules = self._called
-        return not (any(map(_hooks_before, modules)) or any(map(_hooks_after, modules))) or self.is_alone()
+        if compiling.has_users() and any(map(_permanent, self._modules)):
+            return False
+        if self._numbered == RemovableHandle.next_id:
+            return True  # since it was last looked, torch has numbered no hook
+        if any(map(_hooks_before, self._called)) or any(map(_hooks_after, self._called)):
+            return self.is_alone()
+        self._numbered = RemovableHandle.next_id
+        return True
 
 
+def _references() -> int:
+    """The references to an output that only a `way` has, counted as in the function that shares it."""
+
+    def shared(x: Any, *, is_for_reading: bool, references: int) -> int:  # noqa: ARG001
+        return getrefcount(x)
+
+    def way() -> tuple[int, Any]:
+        output = object()
+        return shared(output, is_for_reading=True, references=0), output
+
+    return way()[0]
+
+
+_FRESH = compiling.references_of(_references)
 _permanent = attrgetter("permanent")
 _hooks_before, _hooks_after = attrgetter("_forward_pre_hooks"), attrgetter("_forward_hooks")
 

@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from hookline.engine.hook_actions import HookAction
 
 
-def fit(action: HookAction, result: Any, like: Tensor, given: Any = None) -> Tensor:  # noqa: ARG001 (see `Edit`)
+def fit(action: HookAction, result: Any, like: Tensor) -> Tensor:
     """Return a snapshot of the result in the dtype and on the device of `like`, or raise an error that says why not.
 
     It is a snapshot because the model may write to what flows on, and the hook may have kept its result.
     """
+    return snapshot(checked(action, result, like))
+
+
+def checked(action: HookAction, result: Any, like: Tensor) -> Tensor:
+    """Return the result in the dtype and on the device of `like`, or raise an error that says why not."""
     if not isinstance(result, Tensor):
         raise hook_error(
             f"returned {a_type(result)}; it must return None, or a tensor of shape {tuple(like.shape)}", action
@@ -39,4 +44,4 @@ def fit(action: HookAction, result: Any, like: Tensor, given: Any = None) -> Ten
             ) from error
     if action.choices is not None and (wrong := action.choices.wrong(result, like)) is not None:
         raise hook_error(wrong, action)
-    return snapshot(result)
+    return result

@@ -22,6 +22,7 @@ from hookline.engine.modes import remove_ended
 from hookline.engine.order import Kind
 from hookline.engine.passes import current
 from hookline.engine.permanent import permanent_hooks_of
+from hookline.engine.registration import Registration
 from hookline.engine.reports import (
     missed_by,
     not_current,
@@ -87,6 +88,7 @@ class Run(Schedule, UndoBlock):
         self._at_points = [each for each in actions if isinstance(each, PointAction)]
         self._hook_actions = [each for each in self._at_points if isinstance(each, HookAction)]
         self._reaching = [each for each in self._hook_actions if each.reach is not None]
+        self._registered = [each for each in self._hook_actions if type(each.registration) is not Registration]
         self._beginning = [each for each in actions if type(each).begin is not Action.begin]
         self._settling = [each for each in actions if type(each).settle is not Action.settle]
         self._reported = actions
@@ -97,10 +99,12 @@ class Run(Schedule, UndoBlock):
         if self.errors:  # of an earlier use, whose caller may hold the list
             self.errors = []
             self._share_errors()
-        for hook in self._hook_actions:
+        for hook in self._registered:
             hook.registration.check_place(hook)
         for action in self._reported:
             action.fired = False
+        for hook in self._reaching:
+            hook.reach.clear()  # type: ignore[union-attr]
         for action in self._beginning:
             action.begin()
         if self._others is not None and not self.is_one_pass:  # a single pass compares them when it begins
@@ -147,6 +151,11 @@ class Run(Schedule, UndoBlock):
                 return False
         return True
 
+    def modules(self) -> Iterable[nn.Module]:
+        """The modules that it depends on. Those of a derived point may be others than it acts on."""
+        is_derived = any(each.is_derived or each.point.site.effects for each in self._at_points)
+        return self.root.modules() if is_derived else self._modules.values()
+
     @property
     def is_held(self) -> bool:
         """Whether it is attached, or has to be attached again for a checkpoint."""
@@ -160,11 +169,11 @@ class Run(Schedule, UndoBlock):
 
     def open(self) -> Self:
         """Attach everything."""
-        if not interception.stack.interceptors and torch._C._len_torch_function_stack():
+        if not self._depth and torch._C._len_torch_function_stack():
             remove_ended()
+        active.set((*[run for run in active.get() if run.is_open], self))
         self.retain(self)
         recomputing.starts_with_grad = torch.is_grad_enabled()
-        active.set((*[run for run in active.get() if run.is_open], self))
         self.count.open()
         self.is_open = True
         return self

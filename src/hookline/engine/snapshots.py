@@ -69,6 +69,13 @@ class _Outside:
         """The whole model, held weakly: torch does not report the end of a pass that was interrupted."""
         return self._root()
 
+    def would_copy(self, x: Tensor) -> bool:
+        """Whether to copy `x`: to copy a few small tensors costs less than to find out whether their memory is in it."""
+        if self.copies >= _FEW or self.tensors is not None or x.numel() > _SMALL:
+            return False
+        self.copies += 1
+        return True
+
     def find_tensors(self) -> set[int]:
         """Find the tensors in it, once per pass."""
         root = self._root()
@@ -217,11 +224,14 @@ Loan: TypeAlias = tuple[Tensor, Tensor | None]
 
 def lend(x: Tensor) -> Loan:
     """Return a snapshot of `x` and what `is_as_lent` needs to detect writes to it."""
-    given = shared(x)
+    if not _is_plain(x):
+        return x.clone(), None
+    outside = _passes.last()
+    given = None if outside is not None and outside.would_copy(x) else shared(x)
     if given is not None:
         return given, x
     copy = x.clone()
-    given = shared(copy, is_ours=True)
+    given = _lazy_clone(copy)  # as `shared`: nobody else has the copy
     return (copy, None) if given is None else (given, copy)
 
 
@@ -255,8 +265,12 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
     if not is_for_reading and not x.is_contiguous() and _overlaps(x):
         return None  # several elements in one place: nobody could write to one of them
     storage = x.untyped_storage()
-    if getrefcount(x) <= references and _use_count(storage._cdata) == _ONE_TENSOR:
-        return _lazy_clone(x)  # new, and nobody else has it or its memory
+    is_new = getrefcount(x) <= references and _use_count(storage._cdata) == _ONE_TENSOR  # nobody else has it
+    if is_new or _is_cow(x):  # it is shared already, so that it may be, and not for the first time in two threads
+        try:
+            return torch._lazy_clone(x)
+        except RuntimeError:  # as `_lazy_clone`, without a call
+            return None
     if not storage.resizable():  # there is a numpy array of it
         return None
     if not is_ours:
@@ -264,15 +278,14 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
         outside = some[-1] if some else None
         if outside is None:
             is_known = False
-        elif not is_for_reading and outside.copies < _FEW and outside.tensors is None and x.numel() <= _SMALL:
-            outside.copies += 1
-            is_known = False  # a few copies cost less than to find out
+        elif not is_for_reading and outside.would_copy(x):
+            is_known = False
         elif outside.storages is None and _use_count(storage._cdata) == _ONE_TENSOR:
             # No other tensor has this memory. To look at the memory of all parameters would take long.
             is_known = id(x) not in (outside.tensors or outside.find_tensors())
         else:
             is_known = id(storage) not in (outside.storages or outside.find())
-        if not is_known and not _is_cow(x):
+        if not is_known:
             return None
     if not (_sharing.acquire(False) or _sharing.acquire(timeout=0.01)):
         return None
@@ -307,6 +320,11 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
         and snapshot.shape == x.shape
         and snapshot.stride() == x.stride()
     )
+
+
+def has_own_memory(x: Tensor) -> bool:
+    """Whether no other tensor has the memory of `x`: there is no view of it."""
+    return _is_plain(x) and _use_count(x.untyped_storage()._cdata) == _ONE_TENSOR
 
 
 def inside_transform(x: Tensor) -> Tensor | None:

@@ -195,6 +195,10 @@ class ObjectEdit(Edit):
             )
         return self._with_fitted(result, x, paths)
 
+    def fitted_loan(self, given: Any, x: Any) -> Any:
+        """What the hook wrote to, with a snapshot of each tensor."""
+        return self.fitted_result(given, x, given)
+
     def _fitted_call(self, result: Any, x: Any) -> Any:
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise hook_error(

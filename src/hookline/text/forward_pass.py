@@ -94,6 +94,12 @@ class ForwardPass:
     refusal: str | None = None
     """Why positions in the text are unknown in this pass."""
 
+    def is_again(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether this was the only pass of its run, and a new one on these inputs, which are tokens, is the same."""
+        span, tokens = self.span, inputs.get("input_ids")
+        is_same = span.tokens is tokens and tokens is not None and span.mask is None and len(inputs) == 1
+        return is_same and self.is_only and span.positions == range(tokens.shape[1]) and self.encoder is None
+
     def check(self, what: object) -> None:
         """Raise an error if positions in the text are unknown in this pass."""
         if self.refusal is not None:
@@ -195,10 +201,13 @@ _latest = _Latest()
 
 def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = False) -> None:
     """Note what the forward pass of `model` that begins now covers, from its keyword inputs."""
+    before: PassProgress | None = _latest.progress.get(model, {}).get(running.hooks)
+    if is_only and before is not None and before.last.is_again(inputs):
+        current.forward_pass = before.last
+        return
     has_encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     kept = inputs.get("past_key_values")
     kept = inputs.get("cache_params") if kept is None else kept
-    before: PassProgress | None = _latest.progress.get(model, {}).get(running.hooks)
     span = _span(inputs, "decoder_" if has_encoder else "", _seen_before(kept, before))
     encoder = (_span(inputs, "", 0) or _span_of_states(inputs)) if has_encoder else None
     if span is None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hookline.engine.lineage import Lineage
 from hookline.engine.signatures import parameters_of
 from hookline.errors import HooklineError, warn
 from hookline.text.ragged import warn_of_ragged
@@ -17,6 +19,21 @@ from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.cfg import cfg_of, device_of
 from hookline.transformer.losses import image_positions
 from hookline.transformer.wrapped import WrappedTransformer
+
+
+class CheckedTokens:
+    """Token ids that were checked for a model: the same tensor is not checked again in the next run."""
+
+    def __init__(self, tokens: Tensor, embed: nn.Embedding, lineage: Lineage) -> None:
+        self._tokens, self._version, self._lineage = ref(tokens), tokens._version, lineage
+        self._embed, self._sizes, self._device = embed, embed.weight.shape, tokens.device
+
+    def are(self, tokens: Tensor) -> bool:
+        """Whether it is that tensor, nobody wrote to it, and the model has the same embedding, on the same device."""
+        if self._tokens() is not tokens or self._version != tokens._version or not self._lineage.is_same():
+            return False
+        weight = self._embed._parameters["weight"]
+        return weight is not None and weight.shape == self._sizes and weight.device == self._device
 
 
 class ModelInputs(WrappedTransformer, TokenHelpers):
@@ -52,6 +69,10 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         images: Any = None,
     ) -> dict[str, Any]:
         """The keyword inputs of the model, from a prompt, its images, and keyword inputs that were given."""
+        is_alone = not given and attention_mask is None and prepend_bos is None and padding_side is None
+        is_tokens = is_alone and images is None and type(input) is Tensor
+        if is_tokens and (known := vars(self).get("_checked_tokens")) is not None and known.are(input):
+            return {"input_ids": input}
         inputs = dict(given)
         has_text = images is not None or not (input is None or isinstance(input, Tensor))
         if not has_text and (prepend_bos is not None or padding_side is not None):
@@ -73,7 +94,17 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         if inputs.get("attention_mask") is not None:
             inputs["attention_mask"] = checked_mask(inputs["attention_mask"], inputs)
         self._remember(inputs)
+        if is_tokens and len(inputs) == 1 and inputs["input_ids"] is input:
+            vars(self)["_checked_tokens"] = self._checked_now(input)
         return inputs
+
+    def _checked_now(self, tokens: Tensor) -> CheckedTokens | None:
+        """A note that these tokens were checked; None if it could not be seen that they, or the model, changed."""
+        embed = self._anatomy.main.embed
+        if tokens.is_inference() or type(embed) is not nn.Embedding or (len(tokens) > 1 and self.tokenizer is not None):
+            return None
+        lineage = self._points.lineage([embed])
+        return None if lineage is None else CheckedTokens(tokens, embed, lineage)
 
     def _warn_if_ragged(self, input: Any, mask: Tensor | None) -> None:
         if mask is not None and input is not None and not isinstance(input, Tensor):

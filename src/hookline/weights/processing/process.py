@@ -66,7 +66,7 @@ def _restore(root: nn.Module) -> None:
 
 def processing_of(root: nn.Module) -> Processing | None:
     """The processing of the weights of a model; None if they are the original ones."""
-    return _in_force[root][0] if root in _in_force else None
+    return _in_force[root][0] if _in_force and root in _in_force else None
 
 
 class WeightProcessing:
