@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import hookline
-from hookline import HookedModel, HooklineError
+from hookline import HookedModel, HooklineError, at
 from hookline.cli import app
 from hookline.experiments import ablation, metrics, patching
 
@@ -355,6 +355,38 @@ def test_token_ids_are_those_that_the_embedding_has() -> None:
     assert model(torch.tensor([[3, rows + 7]])).shape == (1, 2, rows + 8)
     with pytest.raises(HooklineError, match=f"token {rows + 8} "):
         model(torch.tensor([[3, rows + 8]]))
+
+
+def test_tokens_that_were_checked_are_checked_again_once_they_or_the_model_change() -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    tokens = torch.tensor([[3, 4, 5, 6]])
+    expected = model(tokens)
+    assert torch.equal(model(tokens), expected)
+    rows = model.module.get_input_embeddings().num_embeddings
+    tokens[0, 1] = rows
+    with pytest.raises(HooklineError, match="out of range"):
+        model(tokens)
+    tokens[0, 1] = rows - 1
+    model(tokens)
+    model.module.resize_token_embeddings(rows - 4, mean_resizing=False)
+    with pytest.raises(HooklineError, match="out of range"):
+        model(tokens)
+    tokens[0, 1] = 4
+    model(tokens)
+    model.module.set_input_embeddings(torch.nn.Embedding(5, model.cfg.d_model))
+    with pytest.raises(HooklineError, match="out of range"):
+        model(tokens)
+
+
+def test_the_same_tokens_again_have_the_same_positions(model) -> None:
+    tokens = model.to_tokens("the cat sat on a mat")
+    plain = model(tokens)
+    for places in ([-1], [0, 1], [-1]):
+        found = model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.hook_resid_post", at(places, torch.zeros_like))])
+        stream = model.cache(tokens, names_filter="blocks.0.hook_resid_post")["blocks.0.hook_resid_post"]
+        stream[:, places] = 0
+        assert torch.allclose(found, model(stream, start_at_layer=1), atol=1e-5)
+        assert not torch.allclose(found, plain)
 
 
 def test_the_loss_needs_all_logits(model) -> None:

@@ -196,3 +196,8 @@ def test_an_error_that_a_model_without_an_output_swallows_is_raised() -> None:
     net = hookline.hook(Swallows())
     with pytest.raises(HookError), net.hooks(fwd_hooks=[("fc", fail)]):
         net(X)
+    try:
+        raise KeyError
+    except KeyError:  # what the caller handles is not an error of the model
+        with pytest.raises(HookError), net.hooks(fwd_hooks=[("fc", fail)]):
+            net(X)

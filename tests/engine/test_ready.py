@@ -237,3 +237,57 @@ def test_no_warnings_in_quiet_runs(net):
         for _ in range(3):
             net.run_with_hooks(X, fwd_hooks=[("fc", lambda h: h * 2)])
             net.run_with_cache(X)
+
+
+def test_a_replaced_module_is_hooked(net):
+    def zero(h: Tensor) -> None:
+        h.zero_()
+
+    for place in ("fc", "out"):
+        net.run_with_hooks(X, fwd_hooks=[("out.input", zero)])
+        setattr(net.module, place, nn.Linear(4, 4))
+        assert torch.equal(net.run_with_hooks(X, fwd_hooks=[("out.input", zero)]), net.module.out(torch.zeros(2, 4)))
+
+
+def test_a_glob_matches_what_was_added_anywhere(net):
+    net.module.out = nn.Sequential(nn.Linear(4, 4))
+    seen = []
+    for expected in (["out.0"], ["out.0", "out.1.0"]):
+        for _ in range(2):
+            seen.clear()
+            net.run_with_hooks(X, fwd_hooks=[("out.*0", lambda h, hook: seen.append(hook.name))])
+            assert seen == expected
+            assert list(net.run_with_cache(X, names_filter="out.*0")[1]) == expected
+        net.module.out.append(nn.Sequential(nn.Linear(4, 4)))
+    net.module.out[1].append(nn.Sequential(nn.Identity()))  # of which only the parent knows
+    net.run_with_hooks(X, fwd_hooks=[("*1.0", lambda h: None)])
+    net.module.out[1][1].append(nn.Sequential(nn.Linear(4, 4)))
+    assert "out.1.1.1.0" in net.run_with_cache(X, names_filter="*1.0")[1]
+
+
+def test_what_a_hook_wrote_to_and_kept_is_its_own(net):
+    net.module.relu.inplace = True
+    whole, view, alias = [], [], []
+    for keep in (
+        lambda h: whole.append(h.mul_(-1)),
+        lambda h: view.append(h.mul_(-1)[0]),
+        lambda h: alias.append(h.mul_(-1).detach()),
+    ):
+        output = net.run_with_hooks(X, fwd_hooks=[("fc", keep)])
+        assert torch.equal(output, net.module.out((-net.module.fc(X)).relu()))
+    for kept, expected in ((whole, -net.module.fc(X)), (view, -net.module.fc(X)[0]), (alias, -net.module.fc(X))):
+        assert torch.equal(kept[0], expected)  # the model's own relu_ did not write to it
+
+
+def test_what_a_hook_wrote_to_flows_on_itself_if_nobody_else_has_it(net):
+    with torch.no_grad():
+        seen = []
+
+        def write(h: Tensor) -> None:
+            h.add_(1)
+            seen.append(h.data_ptr())
+
+        handle = net.module.relu.register_forward_pre_hook(lambda _, args: seen.append(args[0].data_ptr()))
+        net.run_with_hooks(X, fwd_hooks=[("fc", write)])
+        handle.remove()
+    assert seen[0] == seen[1]

@@ -56,7 +56,8 @@ def test_the_strongest_places_of_all_features(model, sae) -> None:
         top = found.top(feature)
         wanted = [(e, p, w) for e, p, w, f in best if f[feature] > 0]
         assert [(each.example, each.position, each.token) for each in top] == wanted
-        torch.testing.assert_close([each.activation for each in top], [float(f[feature]) for *_, f in best][: len(top)])
+        strongest = torch.stack([f[feature] for *_, f in best])[: len(top)]
+        torch.testing.assert_close(torch.tensor([each.activation for each in top]), strongest)  # another batch size
         active = sum(float(f[feature] > 0) for *_, f in places)
         assert float(found.density[feature]) == pytest.approx(active / len(places))
     assert "Profile of 40 features" in repr(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import count
@@ -146,7 +145,7 @@ class Compare(Action):
 
     def __call__(self, value: Any) -> Any:
         """Raise if a hook of another process did something else."""
-        error = None if value is not None else sys.exception()
+        error = None if value is not None else self.count.here().raised()
         processes[self.module].end(self._hooks, error)
         return value
 
@@ -181,6 +180,7 @@ class End(Action):
     def __call__(self, value: Any) -> Any:
         """End the pass."""
         calls = self.count.here()
+        has_succeeded = value is not None or calls.raised() is None
         calls.end()
         if not calls.is_on():
             current.forward_pass = None  # a module that is called by itself after this pass has no text
@@ -188,7 +188,6 @@ class End(Action):
         end_sharing()
         if self._after is not None and not calls.is_on() and (after := self._after()) is not None:
             after()
-        has_succeeded = value is not None or sys.exception() is None
         if self.is_in_run:
             if (run := self.run) is not None:
                 run.end_forward(has_succeeded=has_succeeded)

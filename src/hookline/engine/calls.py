@@ -63,6 +63,7 @@ class Calls:
         self.is_home = is_home  # whether calls outside a pass count too
         self.calls: dict[tuple[Tap, int], int] = {}
         self.passes_on: list[int] = []  # for each pass that is running: inside how many hooks
+        self._handled: list[BaseException | None] = []  # and the exception that its caller is handling
 
     def begin(self, tap: Tap, root: nn.Module) -> None:
         """Begin a forward pass of the whole model, at `tap`."""
@@ -72,12 +73,19 @@ class Calls:
             self.failure = None  # of a module that was called by itself
             self.calls = {key: call for key, call in self.calls.items() if key[1] < running.hooks}
             self.calls[tap, running.hooks] = 0
+        self._handled[len(self.passes_on) :] = [sys.exception()]
         self.passes_on.append(running.hooks)
+
+    def raised(self) -> BaseException | None:
+        """The exception that ends the innermost forward pass; None if it ends normally."""
+        error = sys.exception()
+        return None if self.passes_on and error is self._handled[len(self.passes_on) - 1] else error
 
     def end(self) -> None:
         """End the innermost forward pass."""
         if self.passes_on:
             self.passes_on.pop()
+            del self._handled[len(self.passes_on) :]
         if not self.passes_on and not self.is_home:
             self.calls = {}  # a thread-local keeps its contents alive
 

@@ -19,7 +19,7 @@ from hookline.engine.events import composed
 from hookline.engine.failures import hook_error
 from hookline.engine.order import Kind, Phase
 from hookline.engine.registration import Registration
-from hookline.engine.results import checked, fit
+from hookline.engine.results import fit
 from hookline.engine.schedule import Step
 from hookline.engine.snapshots import Loan, has_own_memory, is_as_lent, lend
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
@@ -116,6 +116,7 @@ class Edit(HookAction):
     """A forward hook: reads the activation, changes it in place, or returns another one."""
 
     phase = Phase.EDIT
+    fitted_result = fit  # as a method: (result, x, given)
     lend = staticmethod(lend)
     _has_warned = False
 
@@ -149,14 +150,10 @@ class Edit(HookAction):
         """Append the step of this edit."""
         steps.append(composed(self, is_replay=is_replay))
 
-    def fitted_result(self, result: Any, x: Any, given: Any) -> Any:  # noqa: ARG002
-        """What the hook returned, as `x` is to be replaced by it."""
-        return fit(self, result, x)
-
     def fitted_loan(self, given: Any, x: Any) -> Any:
         """What the hook wrote to, as `x` is to be replaced by it: itself, if nobody else has it."""
-        is_free = sys.getrefcount(given) <= _OURS and has_own_memory(given)
-        return checked(self, given, x) if is_free else fit(self, given, x)
+        is_free = sys.getrefcount(given) <= _OURS and has_own_memory(given)  # before the call, which refers to it too
+        return fit(self, given, x, is_free=is_free)
 
     def is_as_lent(self, given: Any, kept: Any, x: Any) -> bool:
         """Whether the hook left what it was given unchanged."""

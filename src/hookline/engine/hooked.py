@@ -19,7 +19,7 @@ from hookline.engine.deferred import is_replayable
 from hookline.engine.gradients import GradientRecord
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.keywords import check_option, own_arguments
-from hookline.engine.names import Filter, PointDict, Points
+from hookline.engine.names import Filter, PointDict, Points, is_exact
 from hookline.engine.own_parts import LocalCache, OwnRecord, own_points
 from hookline.engine.permanent import StayingHooks, keep
 from hookline.engine.plan import Plan, make_plan
@@ -162,7 +162,8 @@ class Hooked:
             actions = self._actions(fwd_hooks, bwd_hooks, on_error)
             run = self._hook_context(actions, reset_hooks_end, clear_contexts, is_one_pass=True)
             if planned is not None:
-                ready = HookRun(run, fwd_hooks, self._points)  # type: ignore[arg-type]
+                modules = run.modules() if all(is_exact(name) for name, _ in fwd_hooks) else None  # type: ignore
+                ready = HookRun(run, fwd_hooks, self._points.lineage(modules))  # type: ignore[arg-type]
         try:
             with run:
                 output = self(*args, **kwargs)
@@ -207,7 +208,8 @@ class Hooked:
             self._check_options(kwargs)
         check_backward(incl_bwd, loss_fn)
         is_full, is_whole = names_filter is None, device is None and dtype is None and pos_slice is None
-        chosen = names_filter if is_full or type(names_filter) is str else self._points.select(names_filter)
+        is_named = is_full or isinstance(names_filter, str)
+        chosen: Any = names_filter if is_named else self._points.select(names_filter)  # which may be an iterator
         is_plain = is_whole and on_error == "raise" and not (incl_bwd or local)
         ready = self._recording_run(chosen) if is_plain and is_none(fwd_hooks) and is_none(bwd_hooks) else None
         run: Run
@@ -246,12 +248,14 @@ class Hooked:
         if open_runs() or is_replayable() or self._graphs is not None or _has_any_global_hook():
             return None
         run: RecordingRun | None = self._points.ready_runs.take(("cache", chosen))
-        if run is not None and run.is_current():
+        if run is not None and run.lineage.is_same():
             run.renew()
         else:
             points, is_full = self._points.chosen(chosen), chosen is None
             recorder = Recorder(points, skips_missing=is_full, defers=is_full)
-            run = RecordingRun(self._points, points, recorder)
+            run = RecordingRun(self._points.root, points, recorder)
+            depends_on_all = not isinstance(chosen, list) and not is_exact(chosen)
+            run.lineage = self._points.lineage(None if depends_on_all else run.modules())
         return run if run.is_ready() else None
 
     def cache(

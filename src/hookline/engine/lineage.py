@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import nn
 
 
 class Lineage:
-    """The modules above some modules of a model, with the children that they had."""
+    """The children of some modules of a model, and those that they had."""
 
-    def __init__(self, above: Iterable[nn.Module]) -> None:
-        self._children = [module._modules for module in above]
-        self._children_then = [dict(children) for children in self._children]
+    def __init__(self, children: list[dict[str, nn.Module | None]]) -> None:
+        self._children, self._children_then = children, [dict(each) for each in children]
 
     def is_same(self) -> bool:
         """Whether no child was added, removed or replaced since."""

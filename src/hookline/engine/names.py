@@ -155,14 +155,14 @@ class Points:
         if self._children != self._children_then:
             self.refresh()
 
-    def lineage(self, modules: Iterable[nn.Module]) -> Lineage | None:
-        """What is above some modules in the tree, as it was read last; None if one of them is not in it."""
-        paths = [self._paths.get(module) for module in modules]
+    def lineage(self, modules: Iterable[nn.Module] | None = None) -> Lineage:
+        """What is above some modules in the tree, as it was read last; all of it for None, or if one is not there."""
+        paths = [None] if modules is None else [self._paths.get(module) for module in modules]
         if None in paths:
-            return None
+            return Lineage(self._children)
         parts = [path.split(".") for path in paths if path]
         above = {".".join(some[:depth]) for some in parts for depth in range(len(some))}
-        return Lineage(self._modules[path] for path in above)
+        return Lineage([self._modules[path]._modules for path in above])
 
     def held(self) -> Held:
         """The dictionaries in which the modules hold their parameters and buffers."""
@@ -336,7 +336,7 @@ class Points:
         return [point for name, point in self.hook_dict.items() if not self.is_on_request(name)]
 
     def _by_name(self, name: str) -> list[HookPoint]:
-        if name in self.hook_dict or ("*" not in name and "?" not in name):
+        if name in self.hook_dict or is_exact(name):
             return [self._named(name)]
         # Square brackets are part of a name here, not of the glob.
         pattern = re.compile(translate(name.replace("[", "[[]")))
@@ -383,6 +383,11 @@ def original(module: nn.Module) -> nn.Module:
     if "_orig_mod" in module._modules:
         return original(module._modules["_orig_mod"])  # type: ignore[arg-type]
     return module
+
+
+def is_exact(name: object) -> bool:
+    """Whether it is the name of one point, not a glob: what that matches depends on the whole tree."""
+    return isinstance(name, str) and "*" not in name and "?" not in name
 
 
 def is_called(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 from hookline.engine.callbacks import call_style
 from hookline.engine.derived import only_reads_input
 from hookline.engine.hook_actions import Edit
+from hookline.engine.lineage import Lineage
 from hookline.engine.runs import Run
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class ReadyRuns(threading.local):
 class HookRun:
     """A run with functions at named points, in which other functions can take their places."""
 
-    def __init__(self, run: Run, hooks: Sequence[Any], points: Points) -> None:
-        self.run, self._actions, self._lineage = run, run.actions, points.lineage(run.modules())
+    def __init__(self, run: Run, hooks: Sequence[Any], lineage: Lineage) -> None:
+        self.run, self._actions, self._lineage = run, run.actions, lineage
         self._edits = [each for each in run.actions if type(each) is Edit]
         """In the order of the hooks; a hook may be at several points."""
         numbers = {id(hook): number for number, (_, hook) in enumerate(hooks)}
@@ -50,8 +51,7 @@ class HookRun:
 
     def is_current(self) -> bool:
         """Whether its modules are where they were when it was planned, and treat their inputs as then."""
-        is_there = self._lineage is not None and self._lineage.is_same()
-        return is_there and [_form(edit.module) for edit in self._edits] == self._forms
+        return self._lineage.is_same() and [_form(edit.module) for edit in self._edits] == self._forms
 
     def fill(self, hooks: Sequence[Any]) -> Run:
         """Return the run with these hooks."""

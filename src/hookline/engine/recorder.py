@@ -154,7 +154,7 @@ class Recorder:
         self._check_range()
         log = self.log
         if not self.defers:
-            found: dict[Any, Any] = dict(log)  # type: ignore[arg-type]  # names and tensors
+            found: dict[str, Tensor] = dict(log)
             return found if len(found) == len(log) else _numbered(_by_name(log))
         if len(set(map(itemgetter(0), log))) == len(log):  # every name once
             return Activations(lambda: _numbered(_by_name(log)))

@@ -23,6 +23,7 @@ from hookline.engine.captures import Capture, captures_in, whole_output
 from hookline.engine.detours import PLACE, called_if_hooked, detour_of, leads
 from hookline.engine.inner import InnerTap
 from hookline.engine.interception import stack
+from hookline.engine.lineage import Lineage
 from hookline.engine.order import Kind
 from hookline.engine.passes import current
 from hookline.engine.recorder import Recorder
@@ -33,17 +34,18 @@ from hookline.engine.snapshots import shared
 from hookline.engine.taps import Tap, lock
 
 if TYPE_CHECKING:
-    from hookline.engine.names import Points
     from hookline.engine.points import HookPoint
 
 
 class RecordingRun(Run):
     """Records points in one forward pass. It can be used again."""
 
-    def __init__(self, points: Points, chosen: Sequence[HookPoint], recorder: Recorder) -> None:
-        root, actions = points.root, [Record(each, recorder, is_alone=recorder.defers) for each in chosen]
-        super().__init__(root, actions, is_one_pass=True)
-        self.recorder, self._lineage = recorder, points.lineage(self.modules())
+    lineage: Lineage
+    """What its plan depends on."""
+
+    def __init__(self, root: nn.Module, points: Sequence[HookPoint], recorder: Recorder) -> None:
+        super().__init__(root, [Record(each, recorder, is_alone=recorder.defers) for each in points], is_one_pass=True)
+        self.recorder = recorder
         captures = captures_in(self, recorder)
         taps: dict[nn.Module, list[Tap]] = {}
         for tap, module in self._modules.items():
@@ -184,10 +186,6 @@ class RecordingRun(Run):
             tap.release(module, self)
         for module in list(self._hooked):
             self._unhook(module)
-
-    def is_current(self) -> bool:
-        """Whether its modules are where they were when it was made."""
-        return self._lineage is not None and self._lineage.is_same()
 
     def is_ready(self) -> bool:
         """Whether it can be used now: nobody else acts on its modules, and they are called as when it was made."""

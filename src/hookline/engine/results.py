@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from hookline.engine.hook_actions import HookAction
 
 
-def fit(action: HookAction, result: Any, like: Tensor) -> Tensor:
+def fit(
+    action: HookAction,
+    result: Any,
+    like: Tensor,
+    given: Any = None,  # noqa: ARG001 (see `Edit.fitted_result`)
+    *,
+    is_free: bool = False,
+) -> Tensor:
     """Return a snapshot of the result in the dtype and on the device of `like`, or raise an error that says why not.
 
-    It is a snapshot because the model may write to what flows on, and the hook may have kept its result.
+    It is a snapshot because the model may write to what flows on, and the hook may have kept its result. If the result
+    `is_free`, nobody has kept it.
     """
-    return snapshot(checked(action, result, like))
-
-
-def checked(action: HookAction, result: Any, like: Tensor) -> Tensor:
-    """Return the result in the dtype and on the device of `like`, or raise an error that says why not."""
     if not isinstance(result, Tensor):
         raise hook_error(
             f"returned {a_type(result)}; it must return None, or a tensor of shape {tuple(like.shape)}", action
@@ -44,4 +47,4 @@ def checked(action: HookAction, result: Any, like: Tensor) -> Tensor:
             ) from error
     if action.choices is not None and (wrong := action.choices.wrong(result, like)) is not None:
         raise hook_error(wrong, action)
-    return result
+    return result if is_free else snapshot(result)

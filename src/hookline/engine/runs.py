@@ -151,10 +151,10 @@ class Run(Schedule, UndoBlock):
                 return False
         return True
 
-    def modules(self) -> Iterable[nn.Module]:
-        """The modules that it depends on. Those of a derived point may be others than it acts on."""
+    def modules(self) -> Iterable[nn.Module] | None:
+        """The modules that it depends on; None if there is a derived point, which may depend on any others."""
         is_derived = any(each.is_derived or each.point.site.effects for each in self._at_points)
-        return self.root.modules() if is_derived else self._modules.values()
+        return None if is_derived else self._modules.values()
 
     @property
     def is_held(self) -> bool:

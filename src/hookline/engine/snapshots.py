@@ -69,13 +69,6 @@ class _Outside:
         """The whole model, held weakly: torch does not report the end of a pass that was interrupted."""
         return self._root()
 
-    def would_copy(self, x: Tensor) -> bool:
-        """Whether to copy `x`: to copy a few small tensors costs less than to find out whether their memory is in it."""
-        if self.copies >= _FEW or self.tensors is not None or x.numel() > _SMALL:
-            return False
-        self.copies += 1
-        return True
-
     def find_tensors(self) -> set[int]:
         """Find the tensors in it, once per pass."""
         root = self._root()
@@ -212,10 +205,22 @@ def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) 
     Differentiable: gradients flow through it to `x`. `data_ptr()` and `numpy()` count as writing, because torch cannot
     know how a bare pointer is used. `is_ours` states that nobody else can have a pointer to `x`.
     """
+    if not (is_for_reading or is_ours) and _is_better_copied(x):
+        return x.clone()
     same = shared(x, is_for_reading=is_for_reading, is_ours=is_ours)
     if same is not None:
         return same
     return _copied(x) if is_for_reading and type(x) is Tensor and _is_plain(x) else x.clone()
+
+
+def _is_better_copied(x: Tensor) -> bool:
+    """Whether a copy costs less than to find out whether `x` can be shared: for a few small tensors in each pass."""
+    some = _passes.outside.get(running.hooks)  # as `last` does, without a call
+    outside = some[-1] if some else None
+    if outside is None or outside.copies >= _FEW or outside.tensors is not None or x.numel() > _SMALL:
+        return False
+    outside.copies += 1
+    return True
 
 
 Loan: TypeAlias = tuple[Tensor, Tensor | None]
@@ -226,8 +231,7 @@ def lend(x: Tensor) -> Loan:
     """Return a snapshot of `x` and what `is_as_lent` needs to detect writes to it."""
     if not _is_plain(x):
         return x.clone(), None
-    outside = _passes.last()
-    given = None if outside is not None and outside.would_copy(x) else shared(x)
+    given = None if _is_better_copied(x) else shared(x)
     if given is not None:
         return given, x
     copy = x.clone()
@@ -277,8 +281,6 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
         some = _passes.outside.get(running.hooks)  # as `last` does, without a call
         outside = some[-1] if some else None
         if outside is None:
-            is_known = False
-        elif not is_for_reading and outside.would_copy(x):
             is_known = False
         elif outside.storages is None and _use_count(storage._cdata) == _ONE_TENSOR:
             # No other tensor has this memory. To look at the memory of all parameters would take long.

@@ -96,9 +96,10 @@ class ForwardPass:
 
     def is_again(self, inputs: Mapping[str, Any]) -> bool:
         """Whether this was the only pass of its run, and a new one on these inputs, which are tokens, is the same."""
-        span, tokens = self.span, inputs.get("input_ids")
-        is_same = span.tokens is tokens and tokens is not None and span.mask is None and len(inputs) == 1
-        return is_same and self.is_only and span.positions == range(tokens.shape[1]) and self.encoder is None
+        span, given = self.span, inputs.get("input_ids")
+        if span.tokens is None or given is not span.tokens or span.mask is not None or len(inputs) > 1:
+            return False
+        return self.is_only and self.encoder is None and span.positions == range(given.shape[1])
 
     def check(self, what: object) -> None:
         """Raise an error if positions in the text are unknown in this pass."""

@@ -103,8 +103,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         embed = self._anatomy.main.embed
         if tokens.is_inference() or type(embed) is not nn.Embedding or (len(tokens) > 1 and self.tokenizer is not None):
             return None
-        lineage = self._points.lineage([embed])
-        return None if lineage is None else CheckedTokens(tokens, embed, lineage)
+        return CheckedTokens(tokens, embed, self._points.lineage([embed]))
 
     def _warn_if_ragged(self, input: Any, mask: Tensor | None) -> None:
         if mask is not None and input is not None and not isinstance(input, Tensor):
