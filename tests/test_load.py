@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import hookline
 from hookline import HooklineError
 from hookline.cli import app
+from hookline.transformer.hub import find_model
 
 ASSETS = Path(hookline.__file__).parent / "demo" / "assets" / "tinyworld"
 
@@ -141,8 +142,11 @@ def test_the_demo_says_at_once_that_it_cannot_write(tmp_path) -> None:
 
 def test_a_folder_of_gguf_weights_needs_the_name_of_the_file(tmp_path) -> None:
     (tmp_path / "small.gguf").write_bytes(b"")
-    with pytest.raises(HooklineError, match=r"gguf_file='small\.gguf'"):
+    with pytest.raises(HooklineError, match=r"name the file, '.*small\.gguf'"):
         hookline.load(tmp_path)
+    assert find_model(tmp_path / "small.gguf", {}) == (tmp_path, {"gguf_file": "small.gguf"})
+    with pytest.raises(HooklineError, match="leave gguf_file out"):
+        hookline.load(tmp_path / "small.gguf", gguf_file="small.gguf")
 
 
 @pytest.mark.parametrize("option", ["device_map", "distributed_config"])

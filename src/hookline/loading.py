@@ -20,7 +20,7 @@ from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
 from hookline.transformer.empty import dtype_in, from_pretrained_empty, quiet_loading
 from hookline.transformer.find_anatomy import find_anatomy, language_of, tower_of, unknown_anatomy
-from hookline.transformer.hub import EMBEDDED, as_hookline_error, check_transformers, find_model
+from hookline.transformer.hub import EMBEDDED, ModelSource, as_hookline_error, check_transformers, find_model
 from hookline.transformer.sharded import prepare_sharded
 
 
@@ -155,7 +155,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     **kwargs: Any,
 ) -> HookedModel:
-    """A model from a hub id or a local folder, with its tokenizer or processor, wrapped.
+    """A model from a hub id, a local folder or a GGUF file, with its tokenizer or processor, wrapped.
 
         >>> hookline.load("tinyworld")
         HookedModel(gpt2: 4 layers, 8 heads, d_model 128, 117 points)
@@ -171,7 +171,7 @@ def load(
     check_transformers()
     where = find_model(name, kwargs)
     with quiet_loading(name in EMBEDDED), as_hookline_error(name):
-        kwargs |= {"local_files_only": True} if where.is_cached_only else {}
+        kwargs |= where.options
         cls, is_empty = _class_for(where.path, kwargs), device is not None and torch.device(device).type == "meta"
         make = partial(from_pretrained_empty, cls) if is_empty else cls.from_pretrained
         if name in EMBEDDED and not is_empty:
@@ -214,9 +214,9 @@ def outline(name: str | Path, *, dtype: torch.dtype | str | None = None) -> Hook
     if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise HooklineError(f"dtype must be the name of a dtype of torch, such as 'bfloat16', not {dtype!r}")
     folder = Path(name).expanduser()
-    path = folder if (folder / "config.json").is_file() else find_model(name, {}).path
+    path, options = ModelSource(folder) if (folder / "config.json").is_file() else find_model(name, {})
     with as_hookline_error(name):
-        cls, config = _class_for(path, {}), _config_for(path, {})
+        cls, config = _class_for(path, dict(options)), _config_for(path, dict(options))
         if getattr(config, "quantization_config", None) is not None:
             raise HooklineError(f"{name} is quantized, and the size of quantized weights is not known from the config")
         wanted = dtype or config.dtype or dtype_in(path) or torch.float32

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import hookline
 from hookline import HooklineError
+from hookline.errors import HooklineWarning
 from hookline.experiments import ablation, attribution, edges, metrics, patching, paths, tracing
 from hookline.experiments.core.metric_positions import positions_read
 from hookline.experiments.metrics import as_metric, checked_value
@@ -178,6 +179,17 @@ def test_text_becomes_ids(tinyworld):
     for same in (" Emily", [" Oliver", " Emily"]):
         with pytest.raises(HooklineError, match="same token"):
             metrics.logit_diff(" Emily", same).resolved(tinyworld, tokens)
+
+
+def test_an_answer_without_its_space_is_reported(tinyworld):
+    clean = "When Mary and John went to the store, John gave a drink to"
+    for answers in ("Mary", ("Mary", "John")):
+        tokens = tinyworld.to_tokens([clean] * (1 if isinstance(answers, str) else 2))
+        with pytest.warns(HooklineWarning, match="' Mary', which is another token"):
+            metrics.prob(answers).resolved(tinyworld, tokens)
+    for fine in (" Mary", tinyworld.to_single_token("Mary"), "."):
+        metrics.prob(fine).resolved(tinyworld, tokens)
+    metrics.prob("Mary").resolved(tinyworld, tinyworld.to_tokens("User: I think ("))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

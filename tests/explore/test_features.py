@@ -215,6 +215,7 @@ def test_heads_and_components_with_edits_of_features(model, saes) -> None:
     ask(model, "heads", saes, edits=EDITS["swap"], measure="attribution")
 
 
+@pytest.mark.filterwarnings("ignore:the autoencoder was trained at")  # one is used in two layers here
 def test_several_autoencoders(model, folder) -> None:
     several = AttachedSaes(model, [folder / NAME, countries(), f"blocks.2.hook_resid_post={folder / NAME}"])
     assert [each.name for each in several.all] == [NAME, POINT, f"{NAME} 2"]

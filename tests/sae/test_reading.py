@@ -8,6 +8,7 @@ from tiny_models import causal_lm
 import hookline
 from hookline import HooklineError, UnknownPointError, last
 from hookline.edits import zero
+from hookline.errors import HooklineWarning
 from hookline.sae import run_with_features
 
 POINT = "blocks.1.hook_resid_post"
@@ -42,9 +43,15 @@ def test_features_of_a_run(model, sae, other) -> None:
 
 
 def test_a_mapping_says_where(model, sae) -> None:
-    _, features = run_with_features(model, TOKENS, saes={OTHER: sae, "transformer.h.0": sae})
+    with pytest.warns(HooklineWarning, match="trained at 'blocks.1.hook_resid_post', and is used in another layer"):
+        _, features = run_with_features(model, TOKENS, saes={OTHER: sae, "transformer.h.0": sae})
     cache = model.cache(TOKENS, names_filter=[OTHER, "transformer.h.0"])
     assert all(torch.equal(features[name], sae.encode(cache[name])) for name in cache)
+
+
+def test_another_name_of_the_stream_is_not_another_layer(model, sae) -> None:
+    for name in ("transformer.h.1", "blocks.2.hook_resid_pre", "blocks.1.hook_mlp_out"):
+        run_with_features(model, TOKENS, saes={name: sae})
 
 
 def test_options_are_those_of_run_with_cache(model, sae) -> None:

@@ -39,7 +39,8 @@ def _shipped() -> list[str]:
 
 
 ModelName = Annotated[
-    str, typer.Argument(help="A hub id, a local folder, or a model of the package.", autocompletion=_shipped)
+    str,
+    typer.Argument(help="A hub id, a local folder, a GGUF file, or a model of the package.", autocompletion=_shipped),
 ]
 Place = Annotated[str, typer.Argument(help="The store's folder, or an address such as s3://….")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; errors too.")]

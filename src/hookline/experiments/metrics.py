@@ -43,6 +43,7 @@ from hookline.experiments.core.logit_reads import (
     of_answer,
     short,
     single_ids,
+    warn_of_missing_space,
     weighted_mean,
 )
 from hookline.transformer.norms import upcast
@@ -110,6 +111,8 @@ class Metric:
         for name in self.fields_of("position"):
             if getattr(self, name) is not None:
                 changes[name] = columns_of(getattr(self, name), torch.ones_like(tokens) if mask is None else mask)
+        for name in self.fields_of("answer") if isinstance(changes.get("pos"), int | Tensor) else ():
+            warn_of_missing_space(getattr(self, name), model, tokens, changes["pos"])
         return replace(self, **changes)
 
     def __repr__(self) -> str:

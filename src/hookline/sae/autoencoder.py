@@ -12,7 +12,7 @@ from torch.nn.functional import relu
 
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn
 from hookline.sae import saefile
 from hookline.sae.sae_config import SAEConfig, dtype_of, shapes_of
 
@@ -49,6 +49,7 @@ class SparseAutoencoder(nn.Module):
                 "SparseAutoencoder.load(path, norm_scaling_factor=…) folds it into the weights"
             )
         self.cfg = cfg
+        self._places: set[str] = set()  # where it was used
         random = torch.Generator().manual_seed(seed)
         directions = torch.randn(cfg.d_sae, cfg.d_in, generator=random)
         directions = (directions / directions.norm(dim=1, keepdim=True)).to(dtype_of(cfg.dtype))
@@ -130,12 +131,16 @@ class SparseAutoencoder(nn.Module):
     def flattened(self, x: Tensor, point: HookPoint | None = None) -> Tensor:
         """Returns activations as [*place, d_in]: an autoencoder over all heads flattens the heads.
 
-        `point` is named in the error for another width.
+        `point` is named in the error for another width, and in a warning if it is in another layer than the
+        autoencoder was trained at.
         """
         is_of_heads = self.cfg.reshape_activations == "hook_z"
         found = x.flatten(-2) if is_of_heads and x.ndim > 1 and x.shape[-1] != self.d_in else x
         what = "flattened heads" if is_of_heads else "activations"
         self._check_width(found, self.d_in, what, "got" if point is None else f"{point.name!r} has")
+        if point is not None and point.canonical_name not in self._places:
+            self._places.add(point.canonical_name)
+            warn_of_another_layer(self.cfg.hook_name, point)
         return found
 
     def spliced(self, point: Filter = None, **options: Any) -> Splice:
@@ -223,3 +228,16 @@ class SparseAutoencoder(nn.Module):
         cfg = self.cfg
         kind = cfg.architecture if cfg.k is None else f"{cfg.architecture}, k={cfg.k}"
         return f"{kind}, {cfg.d_in} → {cfg.d_sae}" + (f", at {cfg.hook_name!r}" if cfg.hook_name else "")
+
+
+def warn_of_another_layer(trained_at: str | None, point: HookPoint) -> None:
+    """Warn if an autoencoder is used in another layer than where it was trained: only the width is the same."""
+    there, here = _layer(trained_at or ""), _layer(point.canonical_name)
+    if there is not None and here is not None and there != here:
+        warn(f"the autoencoder was trained at {trained_at!r}, and is used in another layer, at {point.name!r}")
+
+
+def _layer(name: str) -> int | None:
+    """The number of the layer in the name of a point. The stream that enters a layer is that which left the last."""
+    number = next((int(part) for part in name.split(".") if part.isdigit()), None)
+    return number - 1 if number is not None and name.endswith("hook_resid_pre") else number

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +34,8 @@ class ModelSource(NamedTuple):
     """What to pass to `from_pretrained` for a name."""
 
     path: str | Path
-    is_cached_only: bool = False
-    """Whether the hub is unreachable, but the model is in the download cache."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Further options of `from_pretrained`."""
 
 
 def find_model(name: str | Path, options: Mapping[str, Any]) -> ModelSource:
@@ -49,6 +50,10 @@ def find_model(name: str | Path, options: Mapping[str, Any]) -> ModelSource:
     if name in EMBEDDED:
         return ModelSource(Path(__file__).parent.parent / "demo" / "assets" / name)
     path, hub_id = Path(name).expanduser(), str(name)
+    if path.suffix == ".gguf" and path.is_file():
+        if options.get("gguf_file") is not None:
+            raise HooklineError(f"{path} is a file: leave gguf_file out, or pass the folder that contains it")
+        return ModelSource(path.parent, {"gguf_file": path.name})
     if _is_folder(path, is_sure=hub_id.startswith((".", "~", "/")), is_gguf="gguf_file" in options):
         return ModelSource(path)
     meant = [] if "/" in hub_id else get_close_matches(hub_id.lower(), EMBEDDED, n=1, cutoff=0.75)
@@ -60,7 +65,7 @@ def find_model(name: str | Path, options: Mapping[str, Any]) -> ModelSource:
 def _is_folder(path: Path, *, is_sure: bool, is_gguf: bool) -> bool:
     """Whether the path is a folder with weights; raises if it can only be a path (`is_sure`) and does not exist.
 
-    A folder with weights in GGUF format only is loaded by the name of a file (`is_gguf`).
+    A folder with weights in GGUF format only is loaded by the path of a file, or by its name (`is_gguf`).
     """
     try:
         files = sorted(file.name for file in path.iterdir() if file.suffix in _WEIGHTS) if path.is_dir() else None
@@ -76,7 +81,7 @@ def _is_folder(path: Path, *, is_sure: bool, is_gguf: bool) -> bool:
     if not files:
         raise HooklineError(f"folder {path} contains no weights ({', '.join(f'*{x}' for x in _WEIGHTS)})")
     if not is_gguf and all(name.endswith(".gguf") for name in files):
-        named = " or ".join(f"gguf_file={name!r}" for name in files[:4])
+        named = " or ".join(repr(str(path / name)) for name in files[:4])
         raise HooklineError(f"the weights in the folder {path} are in GGUF format: name the file, {named}")
     return True
 
@@ -108,7 +113,7 @@ def _on_hub(hub_id: str, options: Mapping[str, Any]) -> ModelSource:
             raise HooklineError(
                 f"{hub_id!r} is neither a folder nor cached, and the hub is unreachable ({error}). {shipped}"
             ) from error
-        return ModelSource(hub_id, is_cached_only=True)
+        return ModelSource(hub_id, {"local_files_only": True})  # from the download cache
     return ModelSource(hub_id)
 
 

@@ -357,7 +357,7 @@ def _shortened(name: str, n_layers: int | None, kwargs: dict[str, Any]) -> Any:
     names = ("revision", "trust_remote_code", "cache_dir", "local_files_only")
     where = find_model(name, kwargs)
     options = {key: kwargs[key] for key in names if key in kwargs}
-    options |= {"local_files_only": True} if where.is_cached_only else {}
+    options |= where.options
     with as_hookline_error(name):
         config = kwargs.get("config") or AutoConfig.from_pretrained(where.path, **options)
     if n_layers is None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn
 from hookline.transformer.norms import upcast
 
 Read: TypeAlias = Sequence[tuple[Float[Tensor, "token vocab"], Int[Tensor, " token"]]]
@@ -60,6 +60,25 @@ def single_ids(tokens: Any, model: Any, rows: int) -> int | Tensor:
     ids = model.to_single_token(tokens) if isinstance(tokens, str) else tokens
     _per_row(ids, rows, range(model.cfg.d_vocab), "token")
     return ids
+
+
+def warn_of_missing_space(answers: Any, model: Any, tokens: Int[Tensor, "batch pos"], pos: Any) -> None:
+    """Warn if an answer is a word without the space before it, where the prompt needs one: another token is meant."""
+    columns = _per_row(pos, len(tokens), None, "position")
+    for row, text in enumerate(answers if isinstance(answers, tuple) else (answers,)):
+        if not isinstance(text, str) or not text[:1].isalnum():
+            continue
+        spaced = model.tokenizer(f" {text}", add_special_tokens=False)["input_ids"]
+        if len(spaced) != 1 or spaced[0] == model.to_single_token(text):
+            continue  # the token is the same with and without a space, or there is none with it
+        before = model.tokenizer.decode([int(tokens[row, columns[row]])])
+        if before[-1:].isalnum() or before[-1:] in (*",.;:!?",):
+            warn(
+                f"the answer {text!r} has no space before it, but comes after {before!r}: the word in a text is "
+                f"{' ' + text!r}, which is another token. If this one is meant, pass its id, "
+                f"{model.to_single_token(text)}"
+            )
+            return
 
 
 def columns_of(pos: int | Tensor, mask: Tensor) -> int | Tensor:
