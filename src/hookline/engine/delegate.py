@@ -110,6 +110,15 @@ class Delegate(nn.Module):
         )
 
 
+def original(module: nn.Module) -> nn.Module:
+    """The module itself, without the wrapper that `torch.compile` or `hookline.hook` puts around it."""
+    if isinstance(module, Delegate):
+        return original(module.module)
+    if "_orig_mod" in module._modules:
+        return original(module._modules["_orig_mod"])  # type: ignore[arg-type]
+    return module
+
+
 def _delegated(name: str) -> Callable[..., Any]:
     @wraps(getattr(nn.Module, name))
     def method(self: Delegate, *args: Any, **kwargs: Any) -> Any:

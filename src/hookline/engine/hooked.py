@@ -8,25 +8,24 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from hookline.engine.actions import Action, Record
 from hookline.engine.added_hooks import run_and_report
 from hookline.engine.blocks import end_all
 from hookline.engine.cache import ActivationCache
 from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs, is_none
-from hookline.engine.deferred import is_replayable
 from hookline.engine.gradients import GradientRecord
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.keywords import check_option, own_arguments
-from hookline.engine.names import Filter, PointDict, Points, is_exact
+from hookline.engine.lineage import is_exact
+from hookline.engine.names import Filter, PointDict, Points
 from hookline.engine.own_parts import LocalCache, OwnRecord, own_points
 from hookline.engine.permanent import StayingHooks, keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action, is_chosen
 from hookline.engine.ready import HookRun, hook_run, planned_from
 from hookline.engine.recorder import Recorder, StopForward, check_backward, loss_of
-from hookline.engine.recording import RecordingRun
+from hookline.engine.recording import recording_run
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.signatures import parameters_of
 from hookline.engine.snapshots import begin_sharing, end_sharing
@@ -210,13 +209,14 @@ class Hooked:
         is_full, is_whole = names_filter is None, device is None and dtype is None and pos_slice is None
         is_named = is_full or isinstance(names_filter, str)
         chosen: Any = names_filter if is_named else self._points.select(names_filter)  # which may be an iterator
-        is_plain = is_whole and on_error == "raise" and not (incl_bwd or local)
-        ready = self._recording_run(chosen) if is_plain and is_none(fwd_hooks) and is_none(bwd_hooks) else None
+        is_plain = is_whole and on_error == "raise" and not (incl_bwd or local) and self._graphs is None
+        is_plain = is_plain and is_none(fwd_hooks) and is_none(bwd_hooks)
+        ready = recording_run(self._points, chosen) if is_plain else None
         run: Run
         if ready is not None:
             recorder, run = ready.recorder, ready
         else:
-            points = self._points.chosen(chosen)
+            points = chosen if isinstance(chosen, list) else self._points.select(chosen)
             spans = dict(own_points(points, skips=is_full)) if local else {}
             actions: list[Action] = [*self._actions(fwd_hooks, bwd_hooks, on_error)]
             recorder = Recorder(
@@ -237,26 +237,8 @@ class Hooked:
         if isinstance(cache, LocalCache):
             cache.spans = {point.name: own for point, own in spans.items()}
         if ready is not None:
-            self._points.ready_runs.keep(("cache", chosen), ready)
+            self._points.ready_runs.keep(ready.planned_from, ready)
         return output, cache
-
-    def _recording_run(self, chosen: str | list[HookPoint] | None) -> RecordingRun | None:
-        """Return a run that only records these points, of the last one in this thread if possible.
-
-        None if something else acts on the model too.
-        """
-        if open_runs() or is_replayable() or self._graphs is not None or _has_any_global_hook():
-            return None
-        run: RecordingRun | None = self._points.ready_runs.take(("cache", chosen))
-        if run is not None and run.lineage.is_same():
-            run.renew()
-        else:
-            points, is_full = self._points.chosen(chosen), chosen is None
-            recorder = Recorder(points, skips_missing=is_full, defers=is_full)
-            run = RecordingRun(self._points.root, points, recorder)
-            depends_on_all = not isinstance(chosen, list) and not is_exact(chosen)
-            run.lineage = self._points.lineage(None if depends_on_all else run.modules())
-        return run if run.is_ready() else None
 
     def cache(
         self,

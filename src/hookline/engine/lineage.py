@@ -14,3 +14,8 @@ class Lineage:
     def is_same(self) -> bool:
         """Whether no child was added, removed or replaced since."""
         return self._children == self._children_then
+
+
+def is_exact(name: object) -> bool:
+    """Whether it is the name of one point, not a glob: what that matches depends on the whole tree."""
+    return isinstance(name, str) and "*" not in name and "?" not in name

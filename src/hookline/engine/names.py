@@ -25,9 +25,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from hookline.engine.delegate import Delegate
+from hookline.engine.delegate import original
 from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
-from hookline.engine.lineage import Lineage
+from hookline.engine.lineage import Lineage, is_exact
 from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
@@ -289,10 +289,6 @@ class Points:
         self.keep_up()
         return self._select(names)
 
-    def chosen(self, names: str | list[HookPoint] | None) -> list[HookPoint]:
-        """The points of a name or glob, or those that were selected already."""
-        return names if isinstance(names, list) else self.select(names)
-
     def _select(self, names: Filter) -> list[HookPoint]:
         if names is None or isinstance(names, str):
             if names not in self._selected:
@@ -374,20 +370,6 @@ class PointDict(dict[str, HookPoint]):
 
     def __missing__(self, name: str) -> HookPoint:
         return self._points.find(name)
-
-
-def original(module: nn.Module) -> nn.Module:
-    """The module itself, without the wrapper that `torch.compile` or `hookline.hook` puts around it."""
-    if isinstance(module, Delegate):
-        return original(module.module)
-    if "_orig_mod" in module._modules:
-        return original(module._modules["_orig_mod"])  # type: ignore[arg-type]
-    return module
-
-
-def is_exact(name: object) -> bool:
-    """Whether it is the name of one point, not a glob: what that matches depends on the whole tree."""
-    return isinstance(name, str) and "*" not in name and "?" not in name
 
 
 def is_called(module: nn.Module) -> bool:

@@ -15,25 +15,28 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks as _after_all
 from torch.nn.modules.module import _global_forward_pre_hooks as _before_all
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.hooks import RemovableHandle
 
 from hookline.engine import compiling
 from hookline.engine.actions import Record
 from hookline.engine.captures import Capture, captures_in, whole_output
+from hookline.engine.deferred import is_replayable
 from hookline.engine.detours import PLACE, called_if_hooked, detour_of, leads
 from hookline.engine.inner import InnerTap
 from hookline.engine.interception import stack
-from hookline.engine.lineage import Lineage
+from hookline.engine.lineage import Lineage, is_exact
 from hookline.engine.order import Kind
 from hookline.engine.passes import current
 from hookline.engine.recorder import Recorder
 from hookline.engine.reports import report_compiled
-from hookline.engine.runs import Run
+from hookline.engine.runs import Run, open_runs
 from hookline.engine.schedule import Way, active
 from hookline.engine.snapshots import shared
 from hookline.engine.taps import Tap, lock
 
 if TYPE_CHECKING:
+    from hookline.engine.names import Points
     from hookline.engine.points import HookPoint
 
 
@@ -43,9 +46,11 @@ class RecordingRun(Run):
     lineage: Lineage
     """What its plan depends on."""
 
-    def __init__(self, root: nn.Module, points: Sequence[HookPoint], recorder: Recorder) -> None:
+    def __init__(
+        self, root: nn.Module, points: Sequence[HookPoint], recorder: Recorder, planned_from: tuple[Any, ...]
+    ) -> None:
         super().__init__(root, [Record(each, recorder, is_alone=recorder.defers) for each in points], is_one_pass=True)
-        self.recorder = recorder
+        self.recorder, self.planned_from = recorder, planned_from
         captures = captures_in(self, recorder)
         taps: dict[nn.Module, list[Tap]] = {}
         for tap, module in self._modules.items():
@@ -201,6 +206,24 @@ class RecordingRun(Run):
             return self.is_alone()
         self._numbered = RemovableHandle.next_id
         return True
+
+
+def recording_run(points: Points, chosen: str | list[HookPoint] | None) -> RecordingRun | None:
+    """Return a run that only records: all points, those of a name or glob, or these. The last one of this thread again,
+    if possible; None if something else acts on the model too.
+    """
+    if open_runs() or is_replayable() or _has_any_global_hook():
+        return None
+    planned_from = ("cache", chosen)
+    run: RecordingRun | None = points.ready_runs.take(planned_from)
+    if run is not None and run.lineage.is_same():
+        run.renew()
+    else:
+        some, is_full = chosen if isinstance(chosen, list) else points.select(chosen), chosen is None
+        recorder = Recorder(some, skips_missing=is_full, defers=is_full)
+        run = RecordingRun(points.root, some, recorder, planned_from)
+        run.lineage = points.lineage(run.modules() if isinstance(chosen, list) or is_exact(chosen) else None)
+    return run if run.is_ready() else None
 
 
 def _references() -> int:

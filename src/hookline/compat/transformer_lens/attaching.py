@@ -19,8 +19,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.toys import MID, with_toy_points
-from hookline.engine.delegate import Delegate
-from hookline.engine.names import original
+from hookline.engine.delegate import Delegate, original
 from hookline.engine.order import Kind
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, hook_action
