@@ -97,6 +97,13 @@ def test_an_unknown_wrapper_has_a_hint(llama) -> None:
         assert net(IDS).eq(0).all(), "as the hint says"
 
 
+def test_tensor_parallelism_of_older_versions_is_refused(llama) -> None:
+    """Before 5.19, transformers has no manager of meshes, which knows the processes."""
+    llama._tp_size = 2
+    with pytest.raises(HooklineError, match=r"\(tp_size=2\).* from version 5\.19 on"):
+        hookline.hook(llama)
+
+
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("make", [MLP, lambda: tiny_models.causal_lm("llama")], ids=["mlp", "llama"])
 def test_parameters_that_torch_has_split_are_refused(make) -> None:

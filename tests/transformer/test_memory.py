@@ -30,7 +30,9 @@ def empty(kind: str, dtype: torch.dtype = torch.float32) -> hookline.HookedModel
 
 def real_peak(module: torch.nn.Module, tokens: torch.Tensor) -> tuple[int, object]:
     """The most bytes that torch's CPU allocator had handed out at once in a forward pass, and the output."""
-    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    # Without acc_events, torch 2.11 warns that events of earlier cycles are cleared, though there is one only.
+    kinds = [ProfilerActivity.CPU]
+    with torch.no_grad(), profile(activities=kinds, profile_memory=True, acc_events=True) as profiled:
         output = module(input_ids=tokens)
     now = most = 0
     for event in profiled.profiler.kineto_results.events():
