@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from devices import placed
+from releases import without_torchvision
 from tiny_models import randomise
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -286,7 +287,8 @@ def processor_of(name: str) -> Any:
         "mllama": ("Mllama", "MllamaProcessor", {}),
         **{"vit": ("ViT", "", {}), "clip": ("CLIP", "", {}), "siglip": ("Siglip", "", {}), "dinov2": ("Bit", "", {})},
     }[name]
-    seen = getattr(transformers, f"{kind}ImageProcessorPil")(**sizes[kind])
+    with without_torchvision():
+        seen = getattr(transformers, f"{kind}ImageProcessorPil")(**sizes[kind])
     if not maker:
         return seen
     if name == "smolvlm":
