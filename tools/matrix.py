@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -202,6 +203,7 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", help="all, few or paths; by default all at the corners, few elsewhere")
     parser.add_argument("--folder", type=Path, default=ROOT / "out" / "matrix")
     parser.add_argument("--seconds", type=float, default=3600)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored, and tests need it
     found = []
     for row in rows(parser.parse_args()):
         print("| " + " | ".join(row) + " |", flush=True)
