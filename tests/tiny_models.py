@@ -305,7 +305,7 @@ def _build(auto: Any, kind: str, overrides: dict[str, Any]) -> PreTrainedModel:
         if kind.startswith("musicgen"):  # the language model is its decoder, and wants the decoder's config
             tiny, make = tiny.decoder, auto._model_mapping[type(tiny)]
         if getattr(tiny.get_text_config(), "attn_logit_softcapping", None):
-            tiny._attn_implementation = "eager"  # up to transformers 5.17, sdpa is chosen and leaves out the cap
+            tiny._attn_implementation = "eager"  # before transformers 5.21, sdpa is chosen and leaves out the cap
         if torch_is_before("2.9"):  # transformers chooses a kernel for experts that it does not have on the CPU
             tiny._experts_implementation = "eager"
         model = make(tiny)

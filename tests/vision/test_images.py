@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageOps
 from releases import without_torchvision
 from tiny_models import causal_lm
-from tiny_vision import ENCODERS, IMAGE, VISION_LANGUAGE, inputs_of, module_of, processor_of, tiny_vision
+from tiny_vision import ENCODERS, IMAGE, VISION_LANGUAGE, inputs_of, module_of, place_of, processor_of, tiny_vision
 from typer.testing import CliRunner
 
 import hookline
@@ -44,7 +44,7 @@ def seeing(name: str) -> Any:
 
 
 def place(model: Any) -> str:
-    return model.processor.image_token
+    return place_of(model.processor)
 
 
 # Images
@@ -206,8 +206,11 @@ def test_generation_with_images_under_hooks(name) -> None:
     def push(x: torch.Tensor) -> torch.Tensor:
         return x + 20 * torch.randn(x.shape[-1], generator=torch.Generator().manual_seed(1))
 
-    with model.hooks([("blocks.1.hook_resid_post", push)]):
-        assert model.generate(texts, 3, images=images, do_sample=False) != texts_out
+    with model.hooks([("blocks.1.hook_resid_post", push)]):  # other tokens, which need not show in the texts
+        pushed = model.generate(
+            **model.to_inputs(texts, images=images, padding_side="left"), max_new_tokens=3, do_sample=False
+        )
+    assert not torch.equal(pushed, ids)
 
 
 def test_plans_take_images(llava) -> None:
