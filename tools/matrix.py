@@ -134,7 +134,8 @@ def made(folder: Path, versions: Versions, backend: str) -> Path | str:
     ):
         done = subprocess.run(step, capture_output=True, text=True)
         if done.returncode:
-            return f"not installed: {' '.join(done.stderr.split())[-160:]}"
+            hint = "; --torch-backend '' takes torch from PyPI" if "--torch-backend" in step else ""
+            return f"not installed: {' '.join(done.stderr.split())[-160:]}{hint}"
     (path / ".ready").touch()
     return path
 

@@ -78,8 +78,9 @@ def test_points_of_every_kind_are_exact() -> None:
     assert empty("llama").plan(points, input=TOKENS).memory.points == sum(x.nbytes for x in cache.values())
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by transformers, before torch 2.11
 def test_experts_in_bfloat16() -> None:
-    if torch_is_before("2.11"):  # for which transformers asks where weights are in memory; empty ones are nowhere
+    if torch_is_before("2.9"):  # on which `tiny_models` has experts in a loop, whose shapes depend on the data
         with pytest.raises(HooklineError, match="shapes are not known without running"):
             empty("mixtral", torch.bfloat16).plan("blocks.*.hook_resid_post", input=TOKENS)
         return
