@@ -6,6 +6,7 @@ import pytest
 import tiny_models
 import torch
 import torch.distributed as dist
+from backends import cannot_compile, needs_compiler
 from networks import MLP
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +31,8 @@ def llama():
 
 
 def compiled(module: nn.Module) -> nn.Module:
+    if cannot_compile:
+        pytest.skip(needs_compiler.kwargs["reason"])
     return torch.compile(module, backend="eager")
 
 

@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 import tiny_vision
 import torch
+from backends import needs_compiler
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, BertForPreTraining
@@ -557,6 +558,7 @@ def test_sixteen_bits(kind, dtype) -> None:
         assert wrapped.verify(IDS).failed() == []
 
 
+@needs_compiler
 @pytest.mark.quick_for("gpt2")
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("part", ["model", "layers"])
