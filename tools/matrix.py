@@ -10,7 +10,7 @@ index has, and Pythons that cannot be had, are rows of the table too. Each combi
 ALL of them at the corners (`Versions.is_corner`), a FEW elsewhere; `--tests all`, `--tests few` or `--tests PATH` is
 for every row. What pytest prints is in a file next to each environment. The exit status is 1 if anything fails.
 
-PyPI has torch for CUDA, which also runs on a machine without a GPU: the whole table then takes 27 GB of disk, since uv
+PyPI has torch for CUDA, which also runs on a machine without a GPU: the whole table then takes 30 GB of disk, since uv
 links files that environments share.
 """
 
