@@ -60,9 +60,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
 
 # The oldest and newest Python, torch and transformers that pyproject.toml promises; a table of what fails.
+# `make matrix ARGS="--torch-backend ''"` takes torch from PyPI, where its own index cannot be reached.
 matrix: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/matrix.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/matrix.py $(ARGS)
 
 changelog:
 	$(PYTHON) tools/changelog.py

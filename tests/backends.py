@@ -1,7 +1,19 @@
 """Backends of torch.compile for tests."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
+
+import pytest
+from releases import torch_is_before
+
+has_graphs = not torch_is_before("2.10")
+cannot_compile = sys.version_info >= (3, 14) and not has_graphs
+needs_compiler = pytest.mark.skipif(cannot_compile, reason="torch before 2.10 does not compile on Python 3.14")
+needs_graphs = pytest.mark.skipif(
+    not has_graphs,
+    reason="torch 2.8 cannot trace models of transformers, and graphs of 2.9 lose what they read: runs are uncompiled",
+)
 
 
 class Counting:

@@ -104,6 +104,13 @@ def test_the_matrix_tries_what_is_promised() -> None:
         assert f"{title} ≥ {oldest.removesuffix('.0')}" in readme
         assert {oldest, newest, matrix.oldest(package, "3.14")} <= {*re.findall(r"\d+\.\d+\.\d+", workflow)}
         assert tuple(map(int, oldest.split("."))) < tuple(map(int, newest.split(".")))
+    for path in (*matrix.ALL, *matrix.FEW):
+        assert (ROOT / path).exists(), path
+    found = matrix.combinations(list(matrix.PYTHONS), dict.fromkeys(matrix.NEWEST))
+    assert len(found) == 4 * len(matrix.PYTHONS) + len(matrix.BETWEEN)
+    corners = [each for each in found if each.is_corner]
+    assert len(corners) == len(matrix.PYTHONS) + 2 + len(matrix.BETWEEN)
+    assert ("3.14", "2.9.0", matrix.oldest("transformers", "3.14")) in corners
 
 
 def test_llms_txt_lists_every_page() -> None:

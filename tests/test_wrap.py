@@ -6,6 +6,7 @@ import pytest
 import tiny_models
 import torch
 import torch.distributed as dist
+from backends import cannot_compile, needs_compiler
 from networks import MLP
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +31,8 @@ def llama():
 
 
 def compiled(module: nn.Module) -> nn.Module:
+    if cannot_compile:
+        pytest.skip(needs_compiler.kwargs["reason"])
     return torch.compile(module, backend="eager")
 
 
@@ -95,6 +98,13 @@ def test_an_unknown_wrapper_has_a_hint(llama) -> None:
     inner = hookline.hook(net.lm)
     with inner.hooks(fwd_hooks=[("unembed.hook_out", torch.zeros_like)]):
         assert net(IDS).eq(0).all(), "as the hint says"
+
+
+def test_tensor_parallelism_of_older_versions_is_refused(llama) -> None:
+    """Before 5.19, transformers has no manager of meshes, which knows the processes."""
+    llama._tp_size = 2
+    with pytest.raises(HooklineError, match=r"\(tp_size=2\).* from version 5\.19 on"):
+        hookline.hook(llama)
 
 
 @pytest.mark.usefixtures("group")

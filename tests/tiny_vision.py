@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from devices import placed
+from releases import without_torchvision
 from tiny_models import randomise
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -286,7 +287,8 @@ def processor_of(name: str) -> Any:
         "mllama": ("Mllama", "MllamaProcessor", {}),
         **{"vit": ("ViT", "", {}), "clip": ("CLIP", "", {}), "siglip": ("Siglip", "", {}), "dinov2": ("Bit", "", {})},
     }[name]
-    seen = getattr(transformers, f"{kind}ImageProcessorPil")(**sizes[kind])
+    with without_torchvision():
+        seen = getattr(transformers, f"{kind}ImageProcessorPil")(**sizes[kind])
     if not maker:
         return seen
     if name == "smolvlm":
@@ -298,10 +300,15 @@ def processor_of(name: str) -> Any:
         made = _without_videos(made)
         options = options | {"video_processor": SimpleNamespace(num_frames=1, fps=1)}
     processor = made(image_processor=seen, tokenizer=tokenizer_of(name), **options)
-    place = processor.image_token
+    place = place_of(processor)
     place = f"<|vision_start|>{place}<|vision_end|>" if name.startswith("qwen") else place
     processor.chat_template = CHAT.replace("PLACE", place)
     return processor
+
+
+def place_of(processor: Any) -> str:
+    """What stands for an image in a prompt: for Gemma 3, whose `image_token` depends on the version, its beginning."""
+    return getattr(processor, "boi_token", None) or processor.image_token
 
 
 def _without_videos(processor: Any) -> Any:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from backends import Counting
+from backends import Counting, needs_graphs
 from tiny_models import causal_lm
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
@@ -14,7 +14,10 @@ from hookline.edits import add, mean, noise, project_out, replace, scale, zero
 from hookline.errors import HookError, HooklineError, HooklineWarning, NeverFiredWarning
 from hookline.positions import at, last, new_tokens, step, token
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+pytestmark = [
+    needs_graphs,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's compiler's own imports
+]
 
 READS = ["blocks.*.hook_resid_post", "blocks.1.attn.hook_z"]
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from backends import Counting
+from backends import Counting, needs_graphs
 from interrupts import Signals
 from tiny_models import causal_lm
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -18,7 +18,10 @@ from hookline.engine.modes import GradMode
 from hookline.errors import HooklineWarning, StoreError
 from hookline.experiments import ablation, attribution, patching, steering
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+pytestmark = [
+    needs_graphs,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's compiler's own imports
+]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from backends import Counting
+from backends import Counting, needs_graphs
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hookline
@@ -10,7 +10,10 @@ from hookline.edits import add, freeze, project_out, replace, zero
 from hookline.errors import HookError, HooklineWarning
 from hookline.positions import at, last
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+pytestmark = [
+    needs_graphs,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's compiler's own imports
+]
 
 
 @pytest.fixture(scope="module")

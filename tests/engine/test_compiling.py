@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from backends import Counting
+from backends import Counting, needs_compiler
 from networks import MLP
 from torch import nn
 from torch._C._dynamo.eval_frame import set_eval_frame
@@ -15,7 +15,10 @@ from torch.utils.checkpoint import checkpoint
 import hookline
 from hookline.engine import captures, compiling, hook_actions
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+pytestmark = [
+    needs_compiler,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's compiler's own imports
+]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import threading
 import pytest
 import tiny_models
 import torch
+from backends import needs_compiler
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -247,6 +248,7 @@ def test_a_cache_that_is_read_inside_attention_is_not_part_of_it(llama) -> None:
         assert torch.equal(found[name], expected[name])
 
 
+@needs_compiler
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers' own
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")  # as hooks are attached
 @torch.no_grad()

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from backends import needs_compiler
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -215,6 +216,7 @@ def test_a_module_that_is_called_without_its_call():
         assert torch.equal(cache["fc"], net.fc(X))
 
 
+@needs_compiler
 def test_a_module_that_is_compiled_during_the_run():
     class Compiles(Net):
         def forward(self, x: Tensor) -> Tensor:

@@ -6,12 +6,12 @@ import pytest
 import tiny_models
 import torch
 import torch.distributed as dist
-from sharded_models import CLOSE, pair, run
+from sharded_models import CLOSE, needs_plans, pair, run
 
 import hookline
 from hookline.store import HarvestWorker, LocalStore
 
-pytestmark = pytest.mark.on_cpu(reason="its processes are on the CPU")
+pytestmark = [pytest.mark.on_cpu(reason="its processes are on the CPU"), needs_plans]
 
 POINTS = ["blocks.0.hook_resid_post", "blocks.1.attn.hook_z", "blocks.1.mlp.hook_post"]
 DATA = [[5, 17, 42, 7, 3][: 1 + number % 5] for number in range(24)]

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from releases import torch_is_before
 from tiny_models import causal_lm, encoder
 from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 import hookline
@@ -20,9 +22,14 @@ KINDS = ["llama", "gpt2", "gemma2", "gemma3_text", "qwen3", "phi3", "falcon", "b
 TOKENS = torch.arange(3 * 24).view(3, 24) % 60 + 3
 
 
+def fused(kind: str) -> PreTrainedModel:
+    """A tiny model that the CPU has fused kernels for: the parts of others hold memory that no plan sees."""
+    return causal_lm(kind, **{"num_key_value_heads": 4} if torch_is_before("2.9") else {})
+
+
 def empty(kind: str, dtype: torch.dtype = torch.float32) -> hookline.HookedModel:
     """A tiny model on the meta device, which has shapes and no data."""
-    like = causal_lm(kind)
+    like = fused(kind)
     with torch.device("meta"):
         module = type(like)._from_config(like.config, dtype=dtype).eval()
     return hookline.hook(module)
@@ -30,7 +37,9 @@ def empty(kind: str, dtype: torch.dtype = torch.float32) -> hookline.HookedModel
 
 def real_peak(module: torch.nn.Module, tokens: torch.Tensor) -> tuple[int, object]:
     """The most bytes that torch's CPU allocator had handed out at once in a forward pass, and the output."""
-    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    # Without acc_events, torch 2.11 warns that events of earlier cycles are cleared, though there is one only.
+    kinds = [ProfilerActivity.CPU]
+    with torch.no_grad(), profile(activities=kinds, profile_memory=True, acc_events=True) as profiled:
         output = module(input_ids=tokens)
     now = most = 0
     for event in profiled.profiler.kineto_results.events():
@@ -42,7 +51,7 @@ def real_peak(module: torch.nn.Module, tokens: torch.Tensor) -> tuple[int, objec
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_keys_values_and_points_are_exact_and_the_peak_is_close(kind) -> None:
-    module = causal_lm(kind).eval()
+    module = fused(kind).eval()
     points = "blocks.*.hook_resid_post"
     memory = empty(kind).plan(points, input=TOKENS).memory
     assert memory.weights == sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
@@ -55,7 +64,7 @@ def test_weights_keys_values_and_points_are_exact_and_the_peak_is_close(kind) ->
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_the_keys_and_values_of_new_tokens(kind) -> None:
-    module = causal_lm(kind).eval()
+    module = fused(kind).eval()
     out = module.generate(
         TOKENS, max_new_tokens=9, min_new_tokens=9, do_sample=False, return_dict_in_generate=True, pad_token_id=0
     )
@@ -65,20 +74,25 @@ def test_the_keys_and_values_of_new_tokens(kind) -> None:
 
 def test_points_of_every_kind_are_exact() -> None:
     points = ["blocks.1.attn.hook_z", "blocks.*.attn.hook_pattern", "blocks.0.mlp.hook_post", "ln_final.hook_scale"]
-    cache = hookline.hook(causal_lm("llama").eval()).cache(TOKENS, names_filter=points)
+    cache = hookline.hook(fused("llama").eval()).cache(TOKENS, names_filter=points)
     assert empty("llama").plan(points, input=TOKENS).memory.points == sum(x.nbytes for x in cache.values())
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by transformers, before torch 2.11
 def test_experts_in_bfloat16() -> None:
+    if torch_is_before("2.9"):  # on which `tiny_models` has experts in a loop, whose shapes depend on the data
+        with pytest.raises(HooklineError, match="shapes are not known without running"):
+            empty("mixtral", torch.bfloat16).plan("blocks.*.hook_resid_post", input=TOKENS)
+        return
     memory = empty("mixtral", torch.bfloat16).plan("blocks.*.hook_resid_post", input=TOKENS).memory
     numbers = sum(x.numel() for x in causal_lm("mixtral").parameters())
     buffers = sum(x.nbytes for x in causal_lm("mixtral").buffers())
     assert memory.weights == 2 * numbers + buffers
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):
-        assert empty("mixtral").plan("blocks.*.hook_resid_post", input=TOKENS).memory.weights == 4 * numbers + buffers
-    else:  # torch has no such kernel for empty tensors
+    if torch_is_before("2.15"):  # which has such a kernel for empty tensors
         with pytest.raises(HooklineError, match="shapes are not known without running"):
             empty("mixtral").plan("blocks.*.hook_resid_post", input=TOKENS)
+    else:
+        assert empty("mixtral").plan("blocks.*.hook_resid_post", input=TOKENS).memory.weights == 4 * numbers + buffers
 
 
 def test_a_store_has_the_size_that_was_told(tmp_path) -> None:
@@ -94,7 +108,9 @@ def test_several_devices_have_their_parts_of_the_weights() -> None:
     model = empty("llama")
     whole, half = (model.plan(0, input=TOKENS, devices=count).memory for count in (1, 2))
     parts = {name: x.nbytes for name, x in model.module.named_parameters()}
-    split = sum(size for name, size in parts.items() if "_proj" in name or "embed_tokens" in name or "lm_head" in name)
+    # transformers 5.17 leaves the embedding whole, and 5.6 the head too
+    kinds = ["_proj", *({"lm_head", "model.embed_tokens"} & {*model.module.tp_plan})]
+    split = sum(size for name, size in parts.items() if any(kind in name for kind in kinds))
     assert half.weights == whole.weights - split // 2
     assert half.kv_cache == whole.kv_cache // 2
     assert half.points == whole.points
@@ -118,7 +134,7 @@ def invoked(*words: str) -> tuple[int, str]:
 
 
 def test_the_command(tmp_path) -> None:
-    causal_lm("llama").config.save_pretrained(tmp_path)  # no weights
+    fused("llama").config.save_pretrained(tmp_path)  # no weights
     config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["LlamaForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     code, table = invoked(str(tmp_path), "--batch", "3", "--length", "24", "--points", "blocks.*.hook_resid_post")

@@ -37,7 +37,7 @@ from hookline.hooks import Hook, HookType
 from hookline.transformer import shard_lenses
 
 GIVEN = (IDS[:1], IDS[1:], metrics.logit_diff(5, 7))
-pytestmark = pytest.mark.on_cpu(reason="its processes are on the CPU")
+pytestmark = [pytest.mark.on_cpu(reason="its processes are on the CPU"), sharded_models.needs_plans]
 
 
 def short_path(folder: str) -> dict[str, object]:

@@ -6,13 +6,16 @@ What is right is found out by plain torch hooks and by hand, not by hookline.
 import copy
 import importlib.util
 from contextlib import nullcontext
+from functools import partial
 
 import devices
 import pytest
 import tiny_models
 import tiny_vision
 import torch
+from backends import needs_compiler
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, BertForPreTraining
 from transformers.utils import ModelOutput
 
@@ -456,6 +459,28 @@ def test_looking_into_a_checkpointed_model(reentrant, name) -> None:
     assert_same(gradients(model, wrapped.run_with_hooks(IDS, return_type="loss", fwd_hooks=hooks)), own)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["blocks.1.hook_resid_pre", "blocks.1.hook_resid_mid", "blocks.1.hook_resid_post"])
+def test_layers_whose_hooks_are_outside_the_checkpoint(reentrant, name) -> None:
+    """As transformers does it from 5.23 on: no event brings the input of a layer when its parts recompute."""
+    model = without_dropout(tiny_models.causal_lm("llama", use_cache=False)).train()
+    model.enable_input_require_grads()
+    wrapped = hookline.hook(model)
+
+    def run() -> dict[str, torch.Tensor]:
+        hooks = {"fwd_hooks": [(name, lambda x: 0.7 * x)], "bwd_hooks": [(name, lambda g: 0.5 * g)]}
+        return gradients(model, wrapped.run_with_hooks(IDS, return_type="loss", **hooks))
+
+    own = run()
+    for layer in model.model.layers:
+
+        def recomputed(*args, forward=layer.forward, **kwargs):
+            return checkpoint(partial(forward, **kwargs), *args, use_reentrant=reentrant)
+
+        layer.forward = recomputed
+    assert_same(run(), own)
+
+
 @pytest.mark.parametrize("name", ["ln1.hook_scale", "ln1.hook_normalized", "hook_q_input", "attn.hook_result"])
 def test_the_same_embeddings_twice(name) -> None:
     """What an edit made of them in the first pass is forgotten in the second."""
@@ -533,6 +558,7 @@ def test_sixteen_bits(kind, dtype) -> None:
         assert wrapped.verify(IDS).failed() == []
 
 
+@needs_compiler
 @pytest.mark.quick_for("gpt2")
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("part", ["model", "layers"])

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_vision import ENCODERS, VISION_LANGUAGE, module_of, processor_of
+from releases import transformers_is_before
+from tiny_vision import ENCODERS, VISION_LANGUAGE, module_of, place_of, processor_of
 
 import hookline
 from hookline.errors import HooklineError
@@ -43,7 +44,7 @@ def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def prompt(model: Any, n: int = 1) -> str:
-    return "what is " + " and ".join([model.processor.image_token] * n) + " here ?"
+    return "what is " + " and ".join([place_of(model.processor)] * n) + " here ?"
 
 
 def stream(model: Any, *images: np.ndarray) -> torch.Tensor:
@@ -110,6 +111,8 @@ def test_a_token_looks_at_its_box(name, shape) -> None:
     ],
 )
 def test_options_of_the_processor_are_followed(name, options, shape) -> None:
+    if "crop_to_patches" in options and transformers_is_before("5.17"):
+        pytest.skip("older processors do not say which options of their own take precedence: it is an error")
     check_looks(seeing(name, **options), *SIZES[shape])
 
 

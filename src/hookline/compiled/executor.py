@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import threading
 import warnings
@@ -396,4 +397,11 @@ def compiled_runs(points: ModelPoints, options: Mapping[str, Any]) -> CompiledRu
             raise HooklineError(f"compile has no option {name!r}; it has {', '.join(known)}")
     if options.get("mode") is not None and options.get("options") is not None:
         raise HooklineError("mode and options are two ways to say the same: give one of them, as to torch.compile")
+    try:
+        torch.compile(compiled_runs)  # nothing is compiled before it is called
+    except RuntimeError as error:
+        raise HooklineError(
+            f"torch {torch.__version__} cannot compile on Python {platform.python_version()} ({error}): "
+            "install another version of torch, or run without model.compile"
+        ) from error
     return CompiledRuns(points, CompileOptions(**options))

@@ -188,14 +188,15 @@ class _Event:
     saved: list[Any]
     steps: list[Any]
 
-    def __call__(self, _module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
+    def __call__(self, _module: nn.Module, args: Any, *rest: Any) -> Any:
+        """Called by torch with keyword arguments and output, or without the former if another thread detaches it."""
         if not torch.compiler.is_dynamo_compiling() or _traced_program() != self.program:
             return None
-        value = (args, kwargs) if self.is_input else output[0]
+        value = (args, rest[0]) if self.is_input else rest[1]
         for get, put, slot in self.steps:
             if put is not None:
                 value = put(value, slot(get(value, self.saved)), self.saved)
-            elif slot.__class__ is int:
+            elif isinstance(slot, int):
                 self.saved[slot] = get(value, self.saved)
             else:
                 slot(get(value, self.saved))
@@ -276,7 +277,7 @@ class Program:
         """
         for hook in self._hooks:
             for _get, _put, what in hook.steps:
-                if what.__class__ is not int:
+                if not isinstance(what, int):
                     what.touched()
             hook.saved  # noqa: B018
 

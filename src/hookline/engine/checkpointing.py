@@ -8,13 +8,13 @@ region exists, the run stays attached to its modules, and acts only when that re
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import checkpoint
 
-from hookline.engine.calls import callers
+from hookline.engine.calls import callers, stashed
 
 if TYPE_CHECKING:
     from hookline.engine.actions import PointAction
@@ -77,8 +77,10 @@ def keep_for_second_run(action: PointAction, forward_pass: Any) -> None:
     """
     if not is_first_run():
         return
-    for region in _regions_in_first_run():
+    for region, args in _regions_in_first_run():
         region.__dict__["_hookline_pass"] = forward_pass
+        given = region.__dict__.setdefault("_hookline_given", {})
+        given |= {site: index for site, x in stashed.saved.items() for index, arg in enumerate(args) if arg is x}
         acted = region.__dict__.setdefault("_hookline_acted", {})
         if action not in acted:
             run = action.run
@@ -91,33 +93,48 @@ def runs_in_second_run() -> list[Run] | None:
     regions = list(_regions_in_second_run())
     if not regions:
         return None
-    leases = [lease for region in regions for lease in region.__dict__.get("_hookline_acted", {}).values()]
+    leases = [lease for region, _ in regions for lease in region.__dict__.get("_hookline_acted", {}).values()]
     return list({id(lease.run): lease.run for lease in leases if isinstance(lease, Lease)}.values())
 
 
 def acted_in_first_run() -> list[PointAction]:
     """The actions that acted in the regions that are recomputing, when these ran first."""
-    return [each for region in _regions_in_second_run() for each in region.__dict__.get("_hookline_acted", ())]
+    return [each for region, _ in _regions_in_second_run() for each in region.__dict__.get("_hookline_acted", ())]
 
 
 def pass_in_second_run() -> Any:
     """The forward pass in which the region that is recomputing ran first."""
-    return next((region.__dict__.get("_hookline_pass") for region in _regions_in_second_run()), None)
+    return next((region.__dict__.get("_hookline_pass") for region, _ in _regions_in_second_run()), None)
 
 
-def _regions_in_first_run() -> Iterator[Any]:
+def stash_again() -> None:
+    """Save the arguments of the regions that are recomputing where they were saved before these regions ran first.
+
+    The events at which they were saved need not be inside: transformers 5.23 checkpoints a layer without its hooks.
+    """
+    for region, args in reversed(list(_regions_in_second_run())):  # the innermost last: its arguments are the latest
+        for site, index in region.__dict__.get("_hookline_given", {}).items():
+            stashed.saved[site], stashed.memo[site] = args[index], {}
+
+
+def _regions_in_first_run() -> Iterator[tuple[Any, Sequence[Any]]]:
+    """The regions that the current code is in, the innermost first, and their arguments."""
     for frame in callers():
         if frame.f_code is _REENTRANT_FIRST_RUN:
-            yield frame.f_locals["ctx"]
+            yield frame.f_locals["ctx"], frame.f_locals["args"]
         elif frame.f_code.co_filename == checkpoint.__file__ and "gen" in frame.f_locals:
             generator = frame.f_locals["gen"]
             if generator.gi_frame is not None and "new_frame" in generator.gi_frame.f_locals:
-                yield generator.gi_frame.f_locals["new_frame"]
+                yield generator.gi_frame.f_locals["new_frame"], frame.f_locals["args"]
 
 
-def _regions_in_second_run() -> Iterator[Any]:
+def _regions_in_second_run() -> Iterator[tuple[Any, Sequence[Any]]]:
+    """The regions that are recomputing, the innermost first, and the arguments that they have this time."""
+    args: Sequence[Any] = ()
     for frame in callers():
         if frame.f_code is _REENTRANT_SECOND_RUN:
-            yield frame.f_locals["ctx"]
+            yield frame.f_locals["ctx"], frame.f_locals["detached_inputs"]
+        elif frame.f_code.co_filename == checkpoint.__file__ and frame.f_code.co_name == "recompute_fn":
+            args = frame.f_locals["args"]
         elif frame.f_code.co_filename == checkpoint.__file__ and frame.f_code.co_qualname == _SECOND_RUN:
-            yield frame.f_locals["frame"]
+            yield frame.f_locals["frame"], args

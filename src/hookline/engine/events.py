@@ -76,7 +76,9 @@ class Listener:
                 self.tell_other_threads()
             return value
         recomputing.is_on = is_replay
-        if not is_replay:
+        if is_replay:
+            checkpointing.stash_again()
+        else:
             for run in here:
                 run.count.next(self)
         is_usual = len(here) == 1 and not is_replay

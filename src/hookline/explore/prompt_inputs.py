@@ -11,7 +11,7 @@ from torch import Tensor
 from hookline.explore.image_files import decoded_image
 from hookline.explore.question import Question
 from hookline.model import HookedModel
-from hookline.vision.inputs import Inputs, framed_placeholder
+from hookline.vision.inputs import Inputs, framed_placeholder, image_place
 
 GivenPrompt: TypeAlias = "str | Inputs"
 
@@ -57,8 +57,8 @@ def placeholders(model: HookedModel) -> dict[str, str]:
 
     Both are empty if the model takes no images, or has no processor.
     """
-    token = getattr(model.processor, "image_token", None)
-    if not model.takes_images or not isinstance(token, str):
+    token = image_place(model.processor)
+    if not model.takes_images or token is None:
         return {"token": "", "written": ""}
     return {"token": token, "written": framed_placeholder(model.processor)}
 

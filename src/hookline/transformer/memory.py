@@ -14,7 +14,7 @@ from hookline.engine.halving import free_bytes
 from hookline.engine.live_bytes import pass_without_data
 from hookline.engine.plan import Plan
 from hookline.errors import HooklineError, how_many, shown_bytes
-from hookline.transformer.sharded import check_processes
+from hookline.transformer.sharded import check_processes, weight_style
 
 _ROW = 16
 """Bytes of a row of a store beside its activations: the numbers of its example, position and token."""
@@ -158,12 +158,10 @@ def weight_bytes(
 
 def split_styles(root: nn.Module) -> dict[str, str]:
     """How transformers' plan splits each parameter over devices; raises if the model has no plan."""
-    from transformers.distributed.tensor_parallel import _get_parameter_plan
-
     plan = dict(getattr(root, "tp_plan", None) or {})
     if not plan:
         raise HooklineError(f"{type(root).__name__} has no tensor-parallel plan in transformers: leave out devices")
-    found = {name: _get_parameter_plan(name, plan, is_weight=True) for name, _ in root.named_parameters()}
+    found = {name: weight_style(name, plan) for name, _ in root.named_parameters()}
     return {name: style for name, style in found.items() if style is not None}
 
 

@@ -6,7 +6,8 @@ only this process's part. `prepare_sharded` reads that plan, and tells the engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -44,7 +45,7 @@ def prepare_sharded(module: nn.Module) -> None:
     if how is not None:
         raise HooklineError(
             f"{type(module).__name__} is sharded over processes ({how}), where points inside a layer have only part of "
-            "their values. Tensor parallelism by transformers alone is supported: "
+            "their values. Tensor parallelism by transformers alone is supported, from version 5.19 on: "
             "distributed_config=DistributedConfig(tp_plan='auto'); device_map='auto' spreads a model over devices "
             "within one process"
         )
@@ -130,11 +131,20 @@ def _check_heads(attn: nn.Module, styles: dict[nn.Module, str], count: int) -> N
 
 
 def _styles(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The modules that the plan of a model names, with their styles; found as transformers finds them."""
-    from transformers.distributed.tensor_parallel import _get_parameter_plan
-
+    """The modules that the plan of a model names, with their styles."""
     plan = dict(model.tp_plan)  # type: ignore[arg-type]
     for name, module in model.named_modules():
-        style = _get_parameter_plan(name, plan, is_weight=False)
+        style = plan.get(_in_plan(name))
         if style is not None:
             yield module, style
+
+
+def weight_style(name: str, plan: Mapping[str, str]) -> str | None:
+    """The style in which a plan splits a parameter: its own, or that of its module."""
+    found = _in_plan(name)
+    return plan.get(found, plan.get(found.rpartition(".")[0]))
+
+
+def _in_plan(name: str) -> str:
+    """The name of a module or parameter in a plan, where `*` is the number of a layer; as transformers writes it."""
+    return re.sub(r"\.\d+(\.|$)", r".*\1", name)

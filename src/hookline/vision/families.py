@@ -73,8 +73,9 @@ class LayoutInputs:
 
     def option(self, name: str) -> Any:
         """The value of an option of the image processor; the processor's own default takes precedence."""
-        of_kind = getattr(self.processor, "valid_processor_kwargs", None)
-        defaults = {} if of_kind is None else of_kind._defaults.get("images_kwargs", {})
+        of_kind = getattr(getattr(self.processor, "valid_processor_kwargs", None), "_defaults", {})
+        # The attribute is what transformers has from 5.23 on; `_defaults` overrides it, as in the processor itself.
+        defaults = getattr(self.processor, "images_kwargs", {}) | of_kind.get("images_kwargs", {})
         return defaults[name] if name in defaults else getattr(self.image_processor, name)
 
     @property

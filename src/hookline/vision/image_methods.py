@@ -17,7 +17,14 @@ from hookline.text.tokenizer import Side, Text, check_no_mapping, shown_prompt
 from hookline.vision.families import LayoutInputs, patch_boxes
 from hookline.vision.grid import ImageGrid
 from hookline.vision.images import Images, as_image, is_one_image, sizes_of
-from hookline.vision.inputs import Inputs, encode_images, encode_prompts, framed_placeholder, placeholder_of
+from hookline.vision.inputs import (
+    Inputs,
+    encode_images,
+    encode_prompts,
+    framed_placeholder,
+    image_place,
+    placeholder_of,
+)
 from hookline.vision.locate import grids_in, places_in
 
 
@@ -141,11 +148,11 @@ class ImageMethods:
             )
         if isinstance(prompt, Tensor) and prompt.ndim <= 2:
             return  # token ids
-        place = getattr(self.processor, "image_token", None)
+        place = image_place(self.processor)
         for each in (prompt if isinstance(prompt, list | tuple) else [prompt]) if self.takes_images else ():
             if type(each).__module__.startswith("PIL.") or getattr(each, "ndim", 0) > 2:  # an image, or several
                 raise HooklineError("pass images by keyword: model(prompt, images=[…])")
-            if isinstance(each, str) and isinstance(place, str) and place in each:
+            if isinstance(each, str) and place is not None and place in each:
                 raise HooklineError(
                     f"the prompt {each!r} has an image placeholder, {place!r}, but no images were passed: images=[…]. "
                     "To run it without images, pass its tokens, model.to_tokens(prompt)"

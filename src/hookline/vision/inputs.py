@@ -22,10 +22,18 @@ class Inputs(dict[str, Any]):
 
 def placeholder_of(processor: Any) -> str:
     """The text that marks the place of an image in a prompt, such as "<image>"."""
-    token = getattr(processor, "image_token", None)
-    if not isinstance(token, str):
+    token = image_place(processor)
+    if token is None:
         raise HooklineError(f"{type(processor).__name__} has no image placeholder (image_token)")
     return token
+
+
+def image_place(processor: Any) -> str | None:
+    """The same, or None if it has none."""
+    # Prompts for Gemma 3 have the token that begins an image; in older versions of transformers, `image_token` differs.
+    is_gemma3 = any(each.__name__ == "Gemma3Processor" for each in type(processor).__mro__)
+    token = getattr(processor, "boi_token" if is_gemma3 else "image_token", None)
+    return token if isinstance(token, str) else None
 
 
 def framed_placeholder(processor: Any) -> str:
