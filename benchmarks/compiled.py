@@ -66,6 +66,13 @@ def bandwidth(device: str) -> float:
     return 2 * source.numel() / min(times)
 
 
+def compile_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `model.compile`."""
+    tuned = {"triton.cudagraphs": True, "coordinate_descent_tuning": True} if args.tuned else None
+    given = {"backend": args.backend, "mode": args.mode, "options": tuned}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 class Bench:
     """The ways to decode, and their times."""
 
@@ -109,8 +116,7 @@ class Bench:
         self.hooked(2)
         eager = statistics.median(self.rate(self.hooked, few) for _ in range(2))
         bare = statistics.median(self.rate(self.bare, few) for _ in range(2))
-        options = {name: value for name in ("backend", "mode") if (value := getattr(args, name)) is not None}
-        runs = self.model.compile(**options)
+        runs = self.model.compile(**compile_options(args))
         first = seconds(lambda: self.bare(new)), seconds(lambda: self.hooked(new))
         rates: list[tuple[float, ...]] = []
         for _ in range(args.rounds):
@@ -189,8 +195,7 @@ class Experiments:
         self.args, self.folder, self.stores = args, folder, itertools.count()
         module = build(args.shape, args.device)
         self.models = hookline.hook(module), hookline.hook(module)
-        options = {name: value for name in ("backend", "mode") if (value := getattr(args, name)) is not None}
-        self.runs = self.models[1].compile(**options, patience=0)
+        self.runs = self.models[1].compile(**compile_options(args), patience=0)
         size = args.pairs, args.length
         self.clean, self.corrupted = (torch.randint(3, VOCAB[args.shape], size, device=args.device) for _ in range(2))
         self.data = torch.randint(3, VOCAB[args.shape], (args.batches * args.harvest_batch, args.harvest_length))
@@ -271,6 +276,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--backend", default=None)
     parser.add_argument("--mode", default=None, help='of torch.compile, such as "max-autotune"')
+    parser.add_argument("--tuned", action="store_true", help="let inductor tune its kernels: a longer first call")
     parser.add_argument("--theirs", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--new", type=int, default=256)
