@@ -2,6 +2,7 @@
 
 import gc
 import random
+import signal
 from collections.abc import Iterator
 
 import numpy
@@ -21,6 +22,7 @@ from hookline.engine import compiling, interception, operators, schedule, taps  
 from hookline.engine.calls import running  # noqa: E402
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
 
 
 def pytest_addoption(parser) -> None:
