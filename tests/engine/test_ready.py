@@ -269,16 +269,34 @@ def test_a_glob_matches_what_was_added_anywhere(net):
 
 def test_what_a_hook_wrote_to_and_kept_is_its_own(net):
     net.module.relu.inplace = True
-    whole, view, alias = [], [], []
-    for keep in (
-        lambda h: whole.append(h.mul_(-1)),
-        lambda h: view.append(h.mul_(-1)[0]),
-        lambda h: alias.append(h.mul_(-1).detach()),
-    ):
-        output = net.run_with_hooks(X, fwd_hooks=[("fc", keep)])
-        assert torch.equal(output, net.module.out((-net.module.fc(X)).relu()))
-    for kept, expected in ((whole, -net.module.fc(X)), (view, -net.module.fc(X)[0]), (alias, -net.module.fc(X))):
-        assert torch.equal(kept[0], expected)  # the model's own relu_ did not write to it
+    negative = -net.module.fc(X).detach()
+    kept, expected = [], [negative, negative[0], negative, negative, negative]
+    with torch.no_grad():
+        for keep in (
+            lambda h: kept.append(h.mul_(-1)),
+            lambda h: kept.append(h.mul_(-1)[0]),
+            lambda h: kept.append(h.mul_(-1).detach()),
+            lambda h: kept.append(h.mul_(-1).untyped_storage()),
+            lambda h: kept.append(h.mul_(-1).numpy()),
+        ):
+            output = net.run_with_hooks(X, fwd_hooks=[("fc", keep)])
+            assert torch.equal(output, net.module.out(negative.relu()))
+    for i, each in enumerate(kept):  # the model's own relu_ did not write to it
+        each = torch.empty(0).set_(each, 0, negative.shape) if isinstance(each, torch.UntypedStorage) else each
+        assert torch.equal(torch.as_tensor(each), expected[i])
+
+
+def test_what_a_hook_gave_to_another_process_is_its_own(net):
+    net.module.relu.inplace = True
+    theirs = []
+
+    def send(h: Tensor) -> None:
+        file = h.mul_(-1).share_memory_().untyped_storage()._share_filename_cpu_()
+        theirs.append(torch.UntypedStorage._new_shared_filename_cpu(*file))  # as a process that receives it does
+
+    with torch.no_grad():
+        net.run_with_hooks(X, fwd_hooks=[("fc", send)])
+    assert torch.equal(torch.empty(0).set_(theirs[0], 0, (2, 4)), -net.module.fc(X))
 
 
 def test_what_a_hook_wrote_to_flows_on_itself_if_nobody_else_has_it(net):

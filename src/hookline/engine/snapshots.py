@@ -52,6 +52,15 @@ _ONE_TENSOR: int = _use_count(_one.untyped_storage()._cdata)
 """The references to memory that only one tensor has, and no view of it."""
 
 
+def _references_of_one() -> int:
+    storage = _one.untyped_storage()
+    return getrefcount(storage)
+
+
+_ONE_OBJECT = _references_of_one()
+"""The references to the object of a storage that only the function that asked for it has."""
+
+
 class _Outside:
     """The memory that existed before a forward pass began."""
 
@@ -325,8 +334,12 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
 
 
 def has_own_memory(x: Tensor) -> bool:
-    """Whether no other tensor has the memory of `x`: there is no view of it."""
-    return _is_plain(x) and _use_count(x.untyped_storage()._cdata) == _ONE_TENSOR
+    """Whether nobody else has the memory of `x`: no view, no storage object, no other process."""
+    if not _is_plain(x) or (not x.is_contiguous() and _overlaps(x)):
+        return False
+    storage = x.untyped_storage()  # the same object as one that somebody kept
+    is_alone = getrefcount(storage) <= _ONE_OBJECT and _use_count(storage._cdata) == _ONE_TENSOR
+    return is_alone and storage.resizable() and not (x.is_cpu and storage.is_shared())
 
 
 def inside_transform(x: Tensor) -> Tensor | None:
