@@ -383,3 +383,22 @@ def test_a_lock_left_behind_by_an_interrupt_stops_nobody(net, x) -> None:
         assert torch.equal(cache["fc1"], net.module.fc1(x))
     finally:
         snapshots._sharing = threading.RLock()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_values_in_another_stream_of_a_gpu() -> None:
+    network = nn.Sequential(*[nn.Linear(4096, 4096, bias=False) for _ in range(8)], nn.ReLU(inplace=True)).cuda()
+    inputs, stream = torch.randn(8192, 4096, device="cuda"), torch.cuda.Stream()
+    with torch.no_grad(), hookline.hook(network) as model:
+        expected = network[:8](inputs)
+        stream.wait_stream(torch.cuda.current_stream())
+        for _ in range(5):
+            with torch.cuda.stream(stream):
+                _, cache = model.run_with_cache(inputs)
+                output = model.run_with_hooks(inputs, fwd_hooks=[("7", lambda h: h.add_(1))])
+                read = cache["7"].clone()
+                cache["7"].add_(1)
+            torch.cuda.synchronize()
+            assert torch.equal(read, expected)
+            assert torch.equal(cache["7"], expected + 1)
+            assert torch.equal(output, (expected + 1).relu())

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hookline.engine import operators
 from hookline.engine.blocks import entered
 from hookline.engine.modes import GradMode
-from hookline.engine.snapshots import shared
+from hookline.engine.snapshots import own, shared
 
 
 class Deferred:
@@ -39,7 +39,7 @@ class Deferred:
             x = self._result()
             memory = x.untyped_storage()
             is_new = all(memory is not each.untyped_storage() for each in sources)
-            return x if is_new else self._noted(torch._lazy_clone(x))
+            return x if is_new else self._noted(own(x))
 
     def _result(self) -> Tensor:
         return self._noted(

@@ -26,6 +26,9 @@ _PLAIN = (Tensor, nn.Parameter)
 # moves a shared tensor away from that pointer. So memory that others may point to is copied instead of shared: tensors
 # exported to numpy, the inputs of the pass, the parameters and buffers of the model, and every tensor outside a forward
 # pass of a whole model.
+#
+# On a GPU torch makes the copy in the default stream, and no other stream waits for that. So in other streams memory is
+# copied at once.
 _sharing = threading.RLock()
 """Held while memory is shared: two threads that share the same tensor for the first time would race.
 
@@ -46,6 +49,8 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _unwrapped = torch._C._functorch.get_unwrapped
 _is_cow = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 _data_address = torch._C._data_address  # type: ignore[attr-defined]
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""The current stream of a GPU: 0 is the default one."""
 _STRIDED = torch.strided
 _one = torch.empty(0)
 _ONE_TENSOR: int = _use_count(_one.untyped_storage()._cdata)
@@ -277,6 +282,8 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
         return None
     if not is_for_reading and not x.is_contiguous() and _overlaps(x):
         return None  # several elements in one place: nobody could write to one of them
+    if x.is_cuda and _current_stream(x.get_device()):  # type: ignore[misc]
+        return None
     storage = x.untyped_storage()
     is_new = getrefcount(x) <= references and _use_count(storage._cdata) == _ONE_TENSOR  # nobody else has it
     if is_new or _is_cow(x):  # it is shared already, so that it may be, and not for the first time in two threads
@@ -306,7 +313,15 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
         _sharing.release()
 
 
+def own(x: Tensor) -> Tensor:
+    """Return `x`, which nobody writes to, in memory of its own, at the latest when it is written to."""
+    same = _lazy_clone(x)
+    return x.clone() if same is None else same
+
+
 def _lazy_clone(x: Tensor) -> Tensor | None:
+    if x.is_cuda and _current_stream(x.get_device()):  # type: ignore[misc]
+        return None
     try:
         return torch._lazy_clone(x)
     except RuntimeError:  # memory that torch does not own: from numpy, shared with a process, mapped from a file
