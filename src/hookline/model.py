@@ -191,8 +191,9 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         run: dict[str, Any] = {"layer": stop_at_layer, "return_type": return_type, "per_token": loss_per_token}
         if start_at_layer is None:
             inputs = untraced(self._prepared)(input, kwargs, attention_mask, prepend_bos, padding_side, images)
-            if return_type in ("logits", "both") and stop_at_layer is None and padding_side is None and images is None:
-                self._warn_if_ragged(input, inputs.get("attention_mask"))
+            has_logits = return_type in ("logits", "both") and stop_at_layer is None
+            if has_logits and "attention_mask" in inputs and padding_side is None and images is None:
+                self._warn_if_ragged(input, inputs["attention_mask"])
             return self._run_to(inputs | self._decoder_inputs(decoder_input, inputs), **run)
         if any(each is not None for each in (prepend_bos, padding_side, decoder_input, images)):
             raise HooklineError("prepend_bos, padding_side, decoder_input and images do not apply with start_at_layer")

@@ -33,7 +33,11 @@ def caller(hook: HookFunction) -> Caller:
         raise InvalidHookError(
             f"a hook must be callable as hook(activation) or hook(activation, hook), but {hook!r} is not callable"
         )
-    style = call_style(hook)
+    return called_in_style(hook, call_style(hook))
+
+
+def called_in_style(hook: HookFunction, style: str) -> Caller:
+    """As `caller`, for a function whose `call_style` is known."""
     if style == "keyword":
         return lambda activation, point: hook(activation, hook=point)
     if style == "position":

@@ -12,7 +12,7 @@ import torch
 from hookline.engine import passes
 from hookline.engine.actions import PointAction
 from hookline.engine.aliases import copy_of, is_passed_through, write_through
-from hookline.engine.callbacks import Caller, OnError, caller
+from hookline.engine.callbacks import Caller, OnError, called_in_style, caller
 from hookline.engine.casting import choices_at
 from hookline.engine.compiling import references_of
 from hookline.engine.events import composed
@@ -129,9 +129,9 @@ class Edit(HookAction):
         if hasattr(hook, "where"):
             self.only_at(hook)
 
-    def renew(self, hook: Callable[..., Any] | None) -> None:
-        """Act for another function, as if made for it: see `ready.py`."""
-        self.hook, self.invoke = hook, _no_hook if hook is None else caller(hook)
+    def renew(self, hook: Callable[..., Any] | None, style: str = "") -> None:
+        """Act for another function with that `call_style`, as if made for it: see `ready.py`."""
+        self.hook, self.invoke = hook, _no_hook if hook is None else called_in_style(hook, style)
         self.has_edited = self.has_passed_on = self._has_warned = False
         self.times = 0
 

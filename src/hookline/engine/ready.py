@@ -53,12 +53,11 @@ class HookRun:
         """Whether its modules are where they were when it was planned, and treat their inputs as then."""
         return self._lineage.is_same() and [_form(edit.module) for edit in self._edits] == self._forms
 
-    def fill(self, hooks: Sequence[Any]) -> Run:
-        """Return the run with these hooks."""
+    def fill(self, hooks: Sequence[Any], planned_from: list[Any]) -> None:
+        """Let these hooks act in the run."""
         self.run.renew()
         for edit, number in zip(self._edits, self._numbers, strict=True):
-            edit.renew(hooks[number][1])
-        return self.run
+            edit.renew(hooks[number][1], planned_from[2 * number + 1])
 
     def empty(self) -> bool:
         """Drop the functions, which may hold anything. Returns whether the run can be used again."""
@@ -100,5 +99,5 @@ def hook_run(points: Points, key: Any, hooks: Sequence[Any]) -> HookRun | None:
     ready: HookRun | None = points.ready_runs.take(key)
     if ready is None or not ready.is_current():
         return None
-    ready.fill(hooks)
+    ready.fill(hooks, key)
     return ready
