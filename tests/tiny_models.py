@@ -266,10 +266,20 @@ def _settings(base: PreTrainedConfig, row: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+_NOT_TINY_BEFORE = {
+    "cohere_compass_text": "5.21",  # its rotation wants larger heads
+    "encoder-decoder": "5.20",  # these configs have no defaults
+    "musicgen": "5.20",
+    "musicgen_melody": "5.20",
+}
+
+
 def _config_class(kind: str) -> Any:
     """The class of a config; a test of an architecture that is newer than this version of transformers is skipped."""
     if kind not in CONFIG_MAPPING and transformers_is_before(PINNED):
         raise SkipTest(f"transformers before {PINNED}: this one has no {kind}")
+    if kind in _NOT_TINY_BEFORE and transformers_is_before(_NOT_TINY_BEFORE[kind]):
+        raise SkipTest(f"transformers before {_NOT_TINY_BEFORE[kind]} cannot build a tiny {kind}")
     return CONFIG_MAPPING[kind]
 
 

@@ -654,7 +654,7 @@ def test_commands_on_a_model_that_sees(command) -> None:
     verb, *names = command
     result = CliRunner().invoke(app, [verb, "tinysight", *names])
     assert result.exit_code == 0, result.output
-    assert re.search(r"vision\.blocks\.2\.attn\.hook_z +(verified|b p h e +\[1, 37, 4, 24\])", result.output)
+    assert re.search(r"vision\.blocks\.2\.attn\.hook_z +(proved|b p h e +\[1, 37, 4, 24\])", result.output)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "idefics3", "vit"])

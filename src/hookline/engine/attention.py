@@ -240,14 +240,14 @@ class AttentionSteps(FunctionInterceptor):
         return tuple(given.pop(name) for name in names), given
 
 
-_SELECTING = frozenset({"indexer", "compressor"})
-"""Children of attention that only select keys, with queries and keys of their own."""
+_APART = frozenset({"indexer", "compressor", "rotary_emb"})
+"""Children of attention with products of their own: they select keys, or compute the angles of rotations."""
 
 
 class AttentionModeInterceptor(AttentionSteps, ModeInterceptor):
     """Intercepts the torch functions of one attention module of a transformer."""
 
-    ignored = _SELECTING
+    ignored = _APART
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -261,7 +261,7 @@ class AttentionModeInterceptor(AttentionSteps, ModeInterceptor):
 class AttentionInterceptor(AttentionSteps, OperatorInterceptor):
     """Intercepts the operators of one attention module of a transformer."""
 
-    ignored, by_mode = _SELECTING, AttentionModeInterceptor
+    ignored, by_mode = _APART, AttentionModeInterceptor
 
     def operator(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called instead of `func`."""
