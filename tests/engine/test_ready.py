@@ -277,7 +277,7 @@ def test_what_a_hook_wrote_to_and_kept_is_its_own(net):
             lambda h: kept.append(h.mul_(-1)[0]),
             lambda h: kept.append(h.mul_(-1).detach()),
             lambda h: kept.append(h.mul_(-1).untyped_storage()),
-            lambda h: kept.append(h.mul_(-1).numpy()),
+            lambda h: kept.append(h.mul_(-1).numpy() if h.is_cpu else h.mul_(-1)),
         ):
             output = net.run_with_hooks(X, fwd_hooks=[("fc", keep)])
             assert torch.equal(output, net.module.out(negative.relu()))
@@ -287,6 +287,8 @@ def test_what_a_hook_wrote_to_and_kept_is_its_own(net):
 
 
 def test_what_a_hook_gave_to_another_process_is_its_own(net):
+    if not X.is_cpu:
+        pytest.skip("files are shared with other processes on the CPU only")
     net.module.relu.inplace = True
     theirs = []
 
