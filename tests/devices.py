@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit._builtins import _get_builtin_table
 from torch.utils._device import _device_constructors
 
 import hookline
@@ -51,19 +52,29 @@ def use(name: str) -> None:
         return
     _device_constructors()  # torch lists its own factories, for `with torch.device(…)`, before they are replaced here
     for name in _FACTORIES:
-        setattr(torch, name, _made_there(getattr(torch, name)))
+        _replace(torch, name, _made_there)
     for name in _RANDOM:
-        setattr(torch, name, _drawn_here(getattr(torch, name)))
+        _replace(torch, name, _drawn_here)
     for name in _RANDOM_LIKE:
-        setattr(torch, name, _drawn_like(getattr(torch, name)))
+        _replace(torch, name, _drawn_like)
     for name in _RANDOM_IN_PLACE:
-        setattr(Tensor, name, _filled_here(getattr(Tensor, name)))
+        _replace(Tensor, name, _filled_here)
     for owner, name in _COMPARISONS:
-        setattr(owner, name, _compared_here(getattr(owner, name)))
+        _replace(owner, name, _compared_here)
     SparseAutoencoder.__init__ = _moved_after(SparseAutoencoder.__init__)  # type: ignore[method-assign]
     SparseAutoencoder.load = staticmethod(_sae_loaded(SparseAutoencoder.load))  # type: ignore[assignment]
     hookline.hook = _of_moved(hookline.hook)  # type: ignore[assignment]
     hookline.load = functools.partial(_loaded, hookline.load)  # type: ignore[assignment]
+
+
+def _replace(owner: Any, name: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function of torch, except in what TorchScript compiles."""
+    before = getattr(owner, name)
+    after = by(before)
+    setattr(owner, name, after)
+    builtins = _get_builtin_table()
+    if id(before) in builtins:
+        builtins[id(after)] = builtins[id(before)]
 
 
 def placed(module: Any) -> Any:

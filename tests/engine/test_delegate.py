@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import weakref
 
+import devices
 import pytest
 import tiny_models
 import torch
@@ -195,7 +196,7 @@ def test_accelerate(lm, precision) -> None:
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    accelerator = Accelerator(cpu=devices.DEVICE.type == "cpu", mixed_precision=precision)
     before = lm(IDS)
     prepared, optimizer = accelerator.prepare(lm, torch.optim.SGD(lm.parameters(), lr=0.1))
     assert accelerator._models == [lm]
@@ -234,7 +235,15 @@ def test_trainer(lm, tmp_path) -> None:
 
     before = lm.module.lm_head.weight.clone()
     data = [{"input_ids": row, "labels": row} for row in IDS]
-    options = TrainingArguments(str(tmp_path), num_train_epochs=1, use_cpu=True, report_to=[], disable_tqdm=True)
+    is_on_cpu = devices.DEVICE.type == "cpu"
+    options = TrainingArguments(
+        str(tmp_path),
+        num_train_epochs=1,
+        use_cpu=is_on_cpu,
+        dataloader_pin_memory=is_on_cpu,
+        report_to=[],
+        disable_tqdm=True,
+    )
     trainer = Trainer(model=lm, args=options, train_dataset=data, eval_dataset=data)
     trainer._set_signature_columns_if_needed()
     assert {"input_ids", "position_ids", "labels"} <= {*trainer._signature_columns}

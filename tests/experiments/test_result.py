@@ -598,6 +598,7 @@ def test_cells_thinner_than_a_pixel_are_merged_and_the_strongest_is_seen(pyplot)
 @pytest.fixture
 def shell(pyplot) -> Iterator[Any]:
     """An IPython shell that shows figures as a notebook does."""
+    pytest.importorskip("IPython", reason="needs IPython")
     from IPython.core.interactiveshell import InteractiveShell
     from matplotlib_inline.backend_inline import configure_inline_support
     from traitlets.config import Config

@@ -1,5 +1,6 @@
 """The points of models that see or hear: proved against the model itself, in one scheme of names."""
 
+import devices
 import pytest
 import tiny_models
 import tiny_vision
@@ -45,7 +46,7 @@ def both_halves(kind: str) -> tuple[HookedModel, dict]:
     module = transformers.AutoModel.from_config(config).eval()
     tiny_models.randomise(module)
     ids = torch.tensor([[1, 5, 9, 30, 2], [1, 7, 7, 8, 2]])
-    return hooked(module), {"input_ids": ids, **tiny_vision.inputs_of("vit")}
+    return hooked(devices.placed(module)), {"input_ids": ids, **tiny_vision.inputs_of("vit")}
 
 
 @pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in EVERY])
