@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,13 @@ from timing import median, ratios
 from torch import Tensor
 
 import hookline
+
+
+BY_HAND = {
+    "cache of every resid_post": "every resid_post by hand",
+    "one head zeroed": "one head zeroed by hand",
+}
+"""What is also compared with torch hooks written by hand, in each round."""
 
 
 def tiny_gpt2() -> transformers.PreTrainedModel:
@@ -219,9 +227,13 @@ def main() -> None:
             tokens = torch.randint(0, 1000, shape, device=options.device)
             rounds = 1 if options.smoke else max(5, options.rounds // (1 if shape[0] == 1 else 4))
             where = f"{make.__name__:12} {shape[0]}×{shape[1]:<4}"
-            for name, values in table(module, tokens, rounds).items():
+            found = table(module, tokens, rounds)
+            for name, values in found.items():
+                by_hand = found.get(BY_HAND.get(name, ""))
+                over = [] if by_hand is None else [one / other for one, other in zip(values, by_hand, strict=True)]
+                more = f", {statistics.median(over):.3f} of that by hand" if over else ""
                 if name != "bare":
-                    print(f"{where} {name:32} {median(values)}", flush=True)
+                    print(f"{where} {name:32} {median(values)}{more}", flush=True)
             print(f"{where} {'memory of a full cache':32} {memory(module, tokens)}", flush=True)
         print(f"{make.__name__:12} {'':6} wrapping: {wrap_seconds(module):.3f} s\n")
 
