@@ -23,7 +23,6 @@ from torch import Tensor
 
 import hookline
 
-
 BY_HAND = {
     "cache of every resid_post": "every resid_post by hand",
     "one head zeroed": "one head zeroed by hand",
