@@ -1,5 +1,6 @@
 """A language model, wrapped: text and tokens in, logits and loss out, generation under hooks."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -376,6 +377,17 @@ def test_tokens_that_were_checked_are_checked_again_once_they_or_the_model_chang
     model.module.set_input_embeddings(torch.nn.Embedding(5, model.cfg.d_model))
     with pytest.raises(HooklineError, match="out of range"):
         model(tokens)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4,), (2, 4)])
+def test_tokens_that_got_other_data_are_checked_again(shape) -> None:
+    model = hookline.hook(tiny_models.causal_lm("llama"))
+    tokens = torch.tensor([[3, 4, 5, 6]])
+    hooks = [("blocks.0.hook_resid_post", lambda h: h * 2)]
+    model.run_with_hooks(tokens, fwd_hooks=hooks)
+    tokens.data = torch.arange(math.prod(shape)).view(shape)
+    expected = model.run_with_hooks(tokens.clone(), fwd_hooks=hooks)
+    assert torch.equal(model.run_with_hooks(tokens, fwd_hooks=hooks), expected)
 
 
 def test_the_same_tokens_again_have_the_same_positions(model) -> None:

@@ -107,6 +107,40 @@ def test_a_module_replaced_since(net):
     assert not net.run_with_hooks(X, fwd_hooks=[("out", lambda h: h * 0)]).any()
 
 
+@pytest.mark.parametrize("use", ["hooks", "cache"])
+def test_a_module_in_two_places_replaced_in_one_since(use):
+    net = Net()
+    net.first, net.second = nn.Sequential(net.fc), nn.Sequential(net.fc)
+    net.forward = lambda x: net.second(net.first(x))
+    net = hookline.hook(net.eval())
+
+    def run() -> Tensor:
+        if use == "hooks":
+            return net.run_with_hooks(X, fwd_hooks=[("second.0", lambda h: h * 0)])
+        return net.run_with_cache(X, names_filter="second.0")[1].calls("second.0")[-1]
+
+    run()
+    net.module.second[0] = nn.Linear(4, 4)
+    assert torch.equal(run(), net(X) * 0 if use == "hooks" else net(X))
+
+
+@pytest.mark.parametrize("use", ["hooks", "cache"])
+@pytest.mark.parametrize("name", ["part.output", "output"])
+def test_a_child_that_takes_a_name_over_since(name, use):
+    net = hookline.hook(nn.Sequential())
+    net.module.part = nn.Sequential(nn.Linear(4, 4))
+
+    def run() -> Tensor:
+        if use == "hooks":
+            return net.run_with_hooks(X, fwd_hooks=[(name, lambda h: h * 0)])
+        return net.run_with_cache(X, names_filter=name)[1][name]
+
+    before = run()
+    parent = net.module.part if name == "part.output" else net.module
+    parent.output, parent.last = nn.Tanh(), nn.Softmax(-1)
+    assert torch.equal(run(), torch.full((2, 4), 0.25) if use == "hooks" else before.tanh())
+
+
 def test_calls_are_counted_from_0(net):
     calls = []
     for _ in range(3):
@@ -313,3 +347,14 @@ def test_what_a_hook_wrote_to_flows_on_itself_if_nobody_else_has_it(net):
         net.run_with_hooks(X, fwd_hooks=[("fc", write)])
         handle.remove()
     assert seen[0] == seen[1]
+
+
+def test_a_leaf_that_a_hook_made_is_not_written_to(net):
+    net.module.relu.inplace = True
+    net.module.requires_grad_(False)
+
+    def write(h: Tensor) -> None:
+        h.mul_(-1).requires_grad_()
+
+    output = net.run_with_hooks(X, fwd_hooks=[("fc", write)])
+    assert torch.equal(output, net.module.out((-net.module.fc(X)).relu()))

@@ -151,8 +151,12 @@ class Edit(HookAction):
         steps.append(composed(self, is_replay=is_replay))
 
     def fitted_loan(self, given: Any, x: Any) -> Any:
-        """What the hook wrote to, as `x` is to be replaced by it: itself, if nobody else has it."""
+        """What the hook wrote to, as `x` is to be replaced by it: itself, if nobody else has it.
+
+        Not if the hook asked for its gradient: torch lets nobody write to such a leaf.
+        """
         is_free = sys.getrefcount(given) <= _OURS and has_own_memory(given)  # before the call, which refers to it too
+        is_free = is_free and not (given.requires_grad and given.is_leaf)
         return fit(self, given, x, is_free=is_free)
 
     def is_as_lent(self, given: Any, kept: Any, x: Any) -> bool:

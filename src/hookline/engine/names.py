@@ -80,6 +80,7 @@ class Points:
         events = [*self._walk(self.root, "")]
         self._children_then = [dict(children) for children in self._children]
         self._held = held_in(self.root)
+        self._shared = {module for path, module in self._modules.items() if self._paths.get(module) != path}
         self._first_paths = {**self._paths, **self._first_paths}
         self._native = {point.name: point for point in (self._point(*event) for event in events)}
         self.hook_dict = self._list()
@@ -156,13 +157,17 @@ class Points:
             self.refresh()
 
     def lineage(self, modules: Iterable[nn.Module] | None = None) -> Lineage:
-        """What is above some modules in the tree, as it was read last; all of it for None, or if one is not there."""
-        paths = [None] if modules is None else [self._paths.get(module) for module in modules]
+        """The children of some modules and of all above them, as they were read last.
+
+        Those of the whole tree for None, or if a module is not in it, or in several places: any of them may be meant.
+        """
+        shared = self._shared
+        paths = [None] if modules is None else [None if m in shared else self._paths.get(m) for m in modules]
         if None in paths:
             return Lineage(self._children)
-        parts = [path.split(".") for path in paths if path]
-        above = {".".join(some[:depth]) for some in parts for depth in range(len(some))}
-        return Lineage([self._modules[path]._modules for path in above])
+        parts = [path.split(".") if path else [] for path in paths if path is not None]
+        here = {".".join(some[:depth]) for some in parts for depth in range(len(some) + 1)}
+        return Lineage([self._modules[path]._modules for path in here])
 
     def held(self) -> Held:
         """The dictionaries in which the modules hold their parameters and buffers."""

@@ -99,7 +99,8 @@ class ForwardPass:
         span, given = self.span, inputs.get("input_ids")
         if span.tokens is None or given is not span.tokens or span.mask is not None or len(inputs) > 1:
             return False
-        return self.is_only and self.encoder is None and span.positions == range(given.shape[1])
+        is_whole = not span.positions.start and given.shape == (span.rows, span.positions.stop)
+        return self.is_only and self.encoder is None and is_whole
 
     def check(self, what: object) -> None:
         """Raise an error if positions in the text are unknown in this pass."""

@@ -27,10 +27,12 @@ class CheckedTokens:
     def __init__(self, tokens: Tensor, embed: nn.Embedding, lineage: Lineage) -> None:
         self._tokens, self._version, self._lineage = ref(tokens), tokens._version, lineage
         self._embed, self._sizes, self._device = embed, embed.weight.shape, tokens.device
+        self._shape = tokens.shape  # `tokens.data = …` counts as no write
 
     def are(self, tokens: Tensor) -> bool:
         """Whether it is that tensor, nobody wrote to it, and the model has the same embedding, on the same device."""
-        if self._tokens() is not tokens or self._version != tokens._version or not self._lineage.is_same():
+        is_same = self._tokens() is tokens and self._version == tokens._version and self._shape == tokens.shape
+        if not is_same or not self._lineage.is_same():
             return False
         weight = self._embed._parameters["weight"]
         return weight is not None and weight.shape == self._sizes and weight.device == self._device
