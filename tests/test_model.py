@@ -15,6 +15,7 @@ import hookline
 from hookline import HookedModel, HooklineError, at
 from hookline.cli import app
 from hookline.experiments import ablation, metrics, patching
+from hookline.text.loss import lm_loss
 
 WORDS = ["<pad>", "<bos>", "<eos>", "the", "cat", "sat", "on", "a", "mat", "dog"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # transformers' own
@@ -125,6 +126,12 @@ def test_no_option_is_accepted_and_then_ignored(model, options, message) -> None
         model(torch.tensor([[3, 4]]), **options)
 
 
+def test_the_loss_is_as_exact_as_torchs_own() -> None:
+    logits, tokens = torch.randn(2, 6, 50_000) * 4 + 30, torch.randint(0, 50_000, (2, 6))
+    exact = torch.nn.functional.cross_entropy(logits[:, :-1].double().mT, tokens[:, 1:], reduction="none")
+    assert (lm_loss(logits, tokens, per_token=True) - exact).abs().max() < 1e-5
+
+
 def test_what_has_no_loss(model) -> None:
     with pytest.raises(HooklineError, match="two tokens"):
         model(torch.tensor([[3]]), return_type="loss")
@@ -161,6 +168,30 @@ def test_generation_under_hooks(model) -> None:
     with model.hooks(fwd_hooks=steered):
         ids = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, min_new_tokens=5, do_sample=False)
     assert ids.shape == (1, 8)
+
+
+def test_ids_that_are_no_tokens_have_no_text(model) -> None:
+    for ids in ([500], torch.tensor([3, 500]), torch.tensor([[3, 500]]), [-1]):
+        with pytest.raises(HooklineError, match=r"token (500|-1) is out of range: this model has 0 to \d+"):
+            model.to_string(ids)
+    with pytest.raises(HooklineError, match=r"token 500 is out of range"):
+        model.to_str_tokens(torch.tensor([3, 500]))
+    with pytest.raises(HooklineError, match=r"token ids must be integers, not 1\.5"):
+        model.to_string(torch.tensor([1.5]))
+
+
+def test_generate_takes_what_a_call_takes(model) -> None:
+    quick = {"max_new_tokens": 2, "do_sample": False}
+    with_bos = model.generate(model.to_tokens("the cat", prepend_bos=True), **quick)
+    assert model.generate("the cat", prepend_bos=True, **quick) == model.tokenizer.decode(
+        with_bos[0], skip_special_tokens=True
+    )
+    _, cache = model.generate_with_cache("the cat", prepend_bos=True, names_filter="hook_embed", **quick)
+    assert cache["hook_embed"].shape[1] == 4
+    assert len(list(model.stream("the cat", prepend_bos=True, **quick))) <= 2
+    for wrong in (2.5, 0, -1, "2"):
+        with pytest.raises(HooklineError, match="max_new_tokens must be a whole number above 0, not"):
+            model.generate("the cat", max_new_tokens=wrong)
 
 
 def test_generate_says_how_it_takes_hooks(model) -> None:

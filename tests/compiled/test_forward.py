@@ -99,3 +99,62 @@ def test_with_gradients_it_runs_uncompiled(model) -> None:
             logits = model(ids)
         assert logits.requires_grad
         assert runs.graphs == 0
+
+
+def zero_last(h):
+    h[:, -1] = 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("function", [zero_last, lambda h: h - h.mean(1, keepdim=True), lambda h: h / h.norm()])
+def test_a_function_does_not_see_padding(model, function) -> None:
+    hooks = [("blocks.0.hook_resid_post", function)]
+    texts = [torch.randint(3, 60, (1, length)) for length in (16, 11, 13, 16)]
+    expected = [model.run_with_hooks(text, fwd_hooks=hooks) for text in texts]
+    with model.compiled(backend=Counting()) as runs:
+        for text, right in zip(texts, expected, strict=True):
+            torch.testing.assert_close(model.run_with_hooks(text, fwd_hooks=hooks), right, rtol=1e-4, atol=1e-5)
+        assert not runs.reasons
+        assert runs.graphs == 3
+
+
+@torch.no_grad()
+def test_a_function_at_many_lengths_runs_uncompiled(model) -> None:
+    hooks = [("blocks.0.hook_resid_post", zero_last)]
+    texts = [torch.randint(3, 60, (1, length)) for length in (5, 6, 7)]
+    expected = [model.run_with_hooks(text, fwd_hooks=hooks) for text in texts]
+    with model.compiled(backend=Counting(), limit=2) as runs:
+        for text in texts[:2]:
+            model.run_with_hooks(text, fwd_hooks=hooks)
+        with pytest.warns(HooklineWarning, match="2 values or lengths of text"):
+            assert torch.equal(model.run_with_hooks(texts[2], fwd_hooks=hooks), expected[2])
+        assert runs.graphs == 2
+
+
+@torch.no_grad()
+def test_a_cache_has_the_order_of_the_pass(model) -> None:
+    ids, wanted = torch.randint(3, 60, (1, 9)), ["blocks.*.hook_resid_post", "blocks.0.attn.hook_z", "q1"]
+    before = list(model.run_with_cache(ids, names_filter=wanted)[1])
+    with model.compiled(backend=Counting()):
+        for _ in range(2):
+            assert list(model.run_with_cache(ids, names_filter=wanted)[1]) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"points": "zz"}, "no point is named 'zz'"),
+        ({"backend": "nope"}, "there is no backend 'nope': torch has .*inductor"),
+        ({"backend": 3}, "a backend is a name or a function"),
+        ({"backend": "eager", "mode": "reduce-overhead"}, "mode and options are for the backend"),
+        ({"mode": "fast"}, "there is no mode 'fast': torch has .*reduce-overhead"),
+        ({"limit": 0}, "limit is how many graphs are kept: .* not 0"),
+        ({"limit": "x"}, "not 'x'"),
+        ({"patience": -3}, "patience is a number of seconds, not -3"),
+        ({"level": 3}, "compile has no option 'level'"),
+    ],
+)
+def test_wrong_options_raise_at_once(model, options, message) -> None:
+    with pytest.raises(hookline.HooklineError, match=message):
+        model.compile(**options)
+    assert model._graphs is None

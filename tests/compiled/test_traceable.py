@@ -87,3 +87,29 @@ def test_constants() -> None:
     assert constants_of(one) != constants_of(two)
     assert constants_of(one) == constants_of(three)
     assert constants_of(partial(in_place, 3)) != constants_of(partial(in_place, 4))
+
+
+def itself(x):
+    return x * itself.factor
+
+
+def one(x):
+    return other(x)
+
+
+def other(x):
+    return one(x)
+
+
+def test_functions_that_refer_to_themselves() -> None:
+    assert why_not(itself) == "itself refers to itself"
+    assert why_not(one) == "one refers to itself"
+
+
+def test_a_variable_without_a_value() -> None:
+    def late(x):
+        return x * factor
+
+    assert why_not(late) == "it uses a variable that has no value yet"
+    factor = 2.0
+    assert why_not(late) is None

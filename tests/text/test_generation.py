@@ -97,6 +97,28 @@ def test_beams_have_the_positions_of_their_prompts() -> None:
         written(model, token(5, nth=1), ids=PADDED, **beams)
 
 
+def test_new_tokens_are_counted_in_a_stream_and_in_a_loop_that_writes_to_one_tensor() -> None:
+    model, mask = hookline.hook(tiny_models.causal_lm("gpt2")), torch.ones_like(IDS)
+    plain = model.generate(IDS, attention_mask=mask, **GREEDY)[0].tolist()
+    nth = plain[:-3].count(plain[-3])
+    positions = token(plain[-3], nth=nth)
+    usual = written(model, positions)
+    assert usual[0, :-2].tolist() == plain[:-2]
+    assert usual[0].tolist() != plain, "the edit matters"
+    hooks = [(RESID, at(positions, push))]
+    with model.hooks(fwd_hooks=hooks):
+        new = list(model.stream(IDS, 5, attention_mask=mask, do_sample=False, eos_token_id=None))
+    assert torch.equal(torch.stack(new, 1), usual[:, 8:])
+    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
+        output = model.module(IDS, use_cache=True)
+        found, chosen = [], torch.empty(1, 1, dtype=torch.long)
+        for _ in range(5):
+            chosen.copy_(output.logits[:, -1:].argmax(-1))
+            found.append(int(chosen))
+            output = model.module(chosen, past_key_values=output.past_key_values, use_cache=True)
+    assert found == usual[0, 8:].tolist()
+
+
 def test_the_step_and_positions_that_a_hook_is_told() -> None:
     model = hookline.hook(tiny_models.causal_lm("llama"))
     seen = []

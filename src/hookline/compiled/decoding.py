@@ -39,6 +39,12 @@ def static_cache(config: Any, length: int) -> StaticCache | str:
     return cache
 
 
+def vocab_of(module: Any) -> int:
+    """The width of the logits."""
+    head = module.get_output_embeddings()
+    return head.weight.shape[0] if head is not None else module.config.get_text_config().vocab_size
+
+
 @dataclass
 class Saved:
     """The state before a step."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -16,16 +16,18 @@ from torch import Tensor
 
 from hookline.compiled import entry, tails
 from hookline.compiled.classify import no_site, placed
-from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static_cache
+from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static_cache, vocab_of
 from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
+from hookline.compiled.options import CompileOptions, checked_options
 from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
 from hookline.compiled.repeats import Repeats
 from hookline.compiled.sampling import Sampling, sampling_of
 from hookline.compiled.tables import spec_of
-from hookline.compiled.variants import CompileOptions, Variant
+from hookline.compiled.traced_functions import TracedFunctions
+from hookline.compiled.variants import Variant
 from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.blocks import entered
 from hookline.engine.compiling import why_left_out
@@ -55,9 +57,17 @@ class CompiledRuns:
         self._variants: list[tuple[State, Variant]] = []
         self._lock = entered(threading.RLock())
         self._past = 0
-        self._traced: dict[Any, list[Any]] = {}
+        self._traced = TracedFunctions(options.limit)
         self.repeats = Repeats(options.limit, options.seconds)
         self._computes_in = self._place()
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.points.hook_dict)}
+
+    def when(self, action: PointAction) -> int:
+        """A number that is larger for a point that a pass reaches later; caches are in that order."""
+        return self._order.get(action.point.canonical_name, len(self._order))
 
     def _place(self) -> tuple[Any, ...]:
         first = next(self.points.root.parameters())
@@ -134,7 +144,7 @@ class CompiledRuns:
         if why is not None or isinstance(sampling, str) or isinstance(settings, str):
             raise HooklineError(f"stream cannot do this: {why or sampling}. Use generate")
         count = settings[0].max_new_tokens
-        state = GrowingState(module, ids.shape[0], ids.shape[1] + count, _vocab(module))
+        state = GrowingState(module, ids.shape[0], ids.shape[1] + count, vocab_of(module))
         return CompiledGeneration(self, state, [], ids, mask, sampling, count, is_compiled=False)
 
     def _generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | str:
@@ -160,7 +170,7 @@ class CompiledRuns:
         actions = entry.actions_of(self.points)
         if isinstance(actions, str):
             return actions
-        why = entry.placements(actions)[1] or self._often_traced(actions)
+        why = entry.placements(actions)[1] or self._traced.why_not(actions)
         if why is not None:
             return why
         settings = entry.generation_settings(module, ids, options)
@@ -183,7 +193,7 @@ class CompiledRuns:
         cache = static_cache(module.config, length)
         if isinstance(cache, str):
             return cache
-        return DecodeState(module, cache, rows, length, _vocab(module))
+        return DecodeState(module, cache, rows, length, vocab_of(module))
 
     def give_back(self, state: State) -> None:
         """A run has ended."""
@@ -200,7 +210,9 @@ class CompiledRuns:
             return None
         stops = any(each.recorder.stops for each in records_of(actions))
         rows, width = inputs["input_ids"].shape
-        key = (rows, bucket(width, 16), tuple(inputs), stops)
+        has_function = any(placed(each).how == "traced" for each in actions)  # it would see the padding
+        length = width if has_function else bucket(width, 16)
+        key = (rows, length, tuple(inputs), stops)
         if stops:
             where = tuple(each.point.site for each in actions if isinstance(each, PointAction))
             if (why := self.repeats.why_not((key, where))) is not None:
@@ -259,7 +271,7 @@ class CompiledRuns:
         reached = before_end(self.points, actions)
         if isinstance(reached, str):
             return reached
-        return entry.placements(reached)[1] or self._often_traced(reached) or reached
+        return entry.placements(reached)[1] or self._traced.why_not(reached, shape[1]) or reached
 
     def variant(
         self,
@@ -290,22 +302,6 @@ class CompiledRuns:
         state.variants.append(new)
         self.used(state, new)
         return new
-
-    def _often_traced(self, actions: Sequence[Action]) -> str | None:
-        """Why a function is not traced again: each value in it that is not a tensor needs a graph of its own."""
-        for action in actions:
-            if isinstance(action, HookAction) and placed(action).how == "traced":
-                spec = spec_of(action)
-                known = self._traced.setdefault(spec.code, [])
-                if spec.constants in known:
-                    continue
-                if len(known) >= self.options.limit:
-                    return (
-                        f"the function at {action.point.name!r} was compiled for {len(known)} values: put those that "
-                        f"change into tensors, or use an edit such as add(vector, coefficient)"
-                    )
-                known.append(spec.constants)
-        return None
 
     def used(self, state: State, variant: Variant) -> None:
         """Note that a variant is used now, and drop those that were not used for longest."""
@@ -383,25 +379,9 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _vocab(module: Any) -> int:
-    """The width of the logits."""
-    head = module.get_output_embeddings()
-    return head.weight.shape[0] if head is not None else module.config.get_text_config().vocab_size
-
-
 def compiled_runs(points: ModelPoints, options: Mapping[str, Any]) -> CompiledRuns:
     """The compiled runs of a model, with the options of `model.compile`."""
-    known = [field.name for field in fields(CompileOptions)]
-    for name in options:
-        if name not in known:
-            raise HooklineError(f"compile has no option {name!r}; it has {', '.join(known)}")
-    if options.get("mode") is not None and options.get("options") is not None:
-        raise HooklineError("mode and options are two ways to say the same: give one of them, as to torch.compile")
-    try:
-        torch.compile(compiled_runs)  # nothing is compiled before it is called
-    except RuntimeError as error:
-        raise HooklineError(
-            f"torch {torch.__version__} cannot compile on Python {platform.python_version()} ({error}): "
-            "install another version of torch, or run without model.compile"
-        ) from error
-    return CompiledRuns(points, CompileOptions(**options))
+    checked = checked_options(options)
+    if checked.points is not None:
+        points.select(checked.points)  # which raises an error for an unknown name
+    return CompiledRuns(points, checked)

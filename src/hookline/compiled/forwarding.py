@@ -90,7 +90,7 @@ class CompiledForward:
     def __init__(self, owner: CompiledRuns, state: ForwardState, actions: Sequence[Action], inputs: Mapping[str, Any]):
         self.owner, self.state, self.inputs = owner, state, inputs
         self.hooks = [each for each in actions if isinstance(each, HookAction) and not getattr(each, "is_idle", False)]
-        self.records = records_of(actions)
+        self.records = sorted(records_of(actions), key=owner.when)
         self.rows, self.width = inputs["input_ids"].shape
 
     def run(self) -> Any:

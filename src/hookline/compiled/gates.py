@@ -51,7 +51,9 @@ class Continuation:
             raise HooklineError("a mask is for the columns of one pass")
         if positions is None:
             here.fill_(True)
-        elif isinstance(positions, TokenMeaning) and positions.nth == -1:
+        elif isinstance(positions, TokenMeaning):
+            if positions.nth != -1:
+                raise HooklineError(f"{positions!r} counts the tokens before it")
             here.fill_(True)  # a token is its own last occurrence when it is new
             slot.wanted.fill_(positions.token_id(self.as_pass()))
         else:

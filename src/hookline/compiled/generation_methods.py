@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,9 +80,9 @@ class GenerationMethods(ModelInputs):
             >>> model.generate("The capital of France is", max_new_tokens=2, do_sample=False)
             'The capital of France is Paris.'
 
-        Text returns text; token ids and keyword inputs return ids. `images` go in with the text. Options are those of
-        the model's own `generate`, which does the work unless `compile` is on. `seed` makes sampling repeatable, and
-        leaves torch's own random state as it was.
+        Text returns text; token ids and keyword inputs return ids. `images` and `prepend_bos` are as in a call. Other
+        options are those of the model's own `generate`, which does the work unless `compile` is on. `seed` makes
+        sampling repeatable, and leaves torch's own random state as it was.
         """
         ids, inputs = self._prompt(input, max_new_tokens, attention_mask, images, kwargs)
         with _seeded(seed, ids.device):
@@ -95,10 +96,13 @@ class GenerationMethods(ModelInputs):
         self, input: Any, max_new_tokens: int, attention_mask: Tensor | None, images: Any, kwargs: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Any]]:
         """The token ids of a prompt, and the other inputs and options of a generation."""
+        if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
+            raise HooklineError(f"max_new_tokens must be a whole number above 0, not {max_new_tokens!r}")
+        prepend_bos = kwargs.pop("prepend_bos", None)
         check_weights_there(self._anatomy.main.embed)
         check_generation(self._points.root, kwargs, is_hooked=bool(active.get() or self._points.permanent.steps))
         is_text = input is not None and not isinstance(input, Tensor)
-        inputs = self._prepared(input, kwargs, attention_mask, None, "left" if is_text else None, images)
+        inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, "left" if is_text else None, images)
         if "input_ids" not in inputs:
             raise HooklineError("generate needs a prompt: text, token ids, or input_ids= with other keyword inputs")
         inputs.pop("position_ids", None)  # generate counts them itself
@@ -109,7 +113,7 @@ class GenerationMethods(ModelInputs):
                 "these tokens are padded on the right, so new tokens would follow the padding: pass the texts, or "
                 'to_tokens(…, padding_side="left")'
             )
-        pad: Any = self.module.generation_config.pad_token_id  # type: ignore[union-attr]
+        pad: Any = self.module.generation_config.pad_token_id
         if mask is None and (is_text or pad is None or not bool(ids.eq(pad).any())):
             mask = torch.ones_like(ids)  # otherwise generate finds padding by its token
         return ids, inputs if mask is None else {**inputs, "attention_mask": mask}

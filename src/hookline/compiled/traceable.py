@@ -26,33 +26,36 @@ _RANDOM |= {"bernoulli_", "multinomial", "randperm", "dropout", "exponential_", 
 _HARMLESS = {"abs", "float", "int", "isinstance", "len", "max", "min", "range", "slice", "sum", "tuple", "zip"}
 
 
-def why_not(hook: Any) -> str | None:
-    """Why a function cannot be traced; None if it can."""
+def why_not(hook: Any, users: tuple[Any, ...] = ()) -> str | None:
+    """Why a function cannot be traced, which these functions use; None if it can."""
     while isinstance(hook, partial):
         for each in (*hook.args, *hook.keywords.values()):
-            if (why := _held(each, "an argument of partial")) is not None:
+            if (why := _held(each, "an argument of partial", users)) is not None:
                 return why
         hook = hook.func
     if isinstance(hook, BuiltinFunctionType) and (hook.__module__ or "").startswith("torch"):
         return f"{hook.__name__} is random" if hook.__name__ in _RANDOM else None
     if not isinstance(hook, FunctionType):
         return f"it is {a_type(hook)}, not a plain function"
-    return _of_function(hook)
+    return f"{hook.__name__} refers to itself" if hook in users else _of_function(hook, (*users, hook))
 
 
-def _of_function(function: FunctionType) -> str | None:
+def _of_function(function: FunctionType, users: tuple[Any, ...]) -> str | None:
     if (function.__module__ or "").split(".")[0] == "torch":
         return f"{function.__name__} is random" if function.__name__ in _RANDOM else None
     code = function.__code__
     for each in _codes(code):
-        if (why := _of_code(each, function)) is not None:
+        if (why := _of_code(each, function, users)) is not None:
             return why
-    cells = zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True)
+    try:
+        cells = list(zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
+    except ValueError:
+        return "it uses a variable that has no value yet"
     defaults = [
         ("a default", each) for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     ]
     for name, each in (*cells, *defaults):
-        if (why := _held(each, name)) is not None:
+        if (why := _held(each, name, users)) is not None:
             return why
     return None
 
@@ -63,7 +66,7 @@ def _codes(code: CodeType) -> list[CodeType]:
     return [code, *(deep for each in inner for deep in _codes(each))]
 
 
-def _of_code(code: CodeType, function: FunctionType) -> str | None:
+def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> str | None:
     for line in dis.get_instructions(code):
         name = line.argval
         if line.opname in _STORES or (line.opname == "STORE_DEREF" and name in function.__code__.co_freevars):
@@ -79,15 +82,15 @@ def _of_code(code: CodeType, function: FunctionType) -> str | None:
             if name not in function.__globals__:
                 if hasattr(builtins, name) and name not in _HARMLESS and not name[0].isupper():
                     return f"it calls {name}()"
-            elif (why := _held(function.__globals__[name], name)) is not None:
+            elif (why := _held(function.__globals__[name], name, users)) is not None:
                 return why
     return None
 
 
-def _held(value: Any, name: str) -> str | None:
+def _held(value: Any, name: str, users: tuple[Any, ...]) -> str | None:
     """Why a value that a function refers to may be state; None if it is not."""
     if isinstance(value, tuple):
-        return next((why for each in value if (why := _held(each, name)) is not None), None)
+        return next((why for each in value if (why := _held(each, name, users)) is not None), None)
     if value is None or isinstance(value, bool | int | float | complex | str | slice | torch.dtype | torch.device):
         return None
     if type(value) in (Tensor, torch.nn.Parameter):
@@ -97,7 +100,7 @@ def _held(value: Any, name: str) -> str | None:
     if isinstance(value, type):
         return None
     if isinstance(value, FunctionType | BuiltinFunctionType | partial):
-        return why_not(value)
+        return why_not(value, users)
     return f"{name!r} is {a_type(value)}, which may hold state"
 
 

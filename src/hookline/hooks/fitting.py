@@ -47,7 +47,7 @@ def chosen(name: str, indices: Units, x: Tensor, axis: int) -> Tensor:
     size = x.shape[axis]
     outside = [index for index in wanted if index not in range(-size, size)]
     if outside:
-        raise HooklineError(f"{name}={outside[0]} is out of range: there are {size}")
+        raise HooklineError(f"{name}={outside[0]} is out of range: there are {size}, 0 to {size - 1}")
     mask = torch.zeros(size, dtype=torch.bool)
     mask[wanted] = True
     return mask.to(x.device).view([size if each == axis else 1 for each in range(x.ndim)])

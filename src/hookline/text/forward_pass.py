@@ -231,7 +231,8 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
         passing = _in_loop(passing, before, kept)
     current.forward_pass = passing
     if refusal is None:
-        text = (*passing.span.earlier, (start, span.tokens))
+        # A loop may write its next token to the same tensor.
+        text = (*passing.span.earlier, (start, None if span.tokens is None else span.tokens.clone()))
         _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, _reference(kept), text)
 
 

@@ -29,5 +29,7 @@ def lm_loss(
     if seen is not None:
         counts = counts * ~seen[:, 1:]
     targets = tokens[:, 1:].masked_fill(counts == 0, _NO_TARGET)
-    losses = F.cross_entropy(logits[:, :-1].mT.float(), targets, reduction="none", ignore_index=_NO_TARGET)
+    # The vocabulary is the last axis: along others torch sums in an order that loses digits.
+    flat = logits[:, :-1].float().flatten(0, 1)
+    losses = F.cross_entropy(flat, targets.flatten(), reduction="none", ignore_index=_NO_TARGET).view(targets.shape)
     return losses if per_token else losses.sum() / counts.sum()

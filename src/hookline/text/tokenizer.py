@@ -112,8 +112,15 @@ class Text:
         self._checked = None if (version := _version(ids)) is None else (ref(ids), version)
 
     def decode(self, ids: Any) -> str:
-        """The text of a row of ids."""
-        return self._needed().decode(ids)
+        """The text of a row of ids. A tokenizer would leave out ids that it does not have."""
+        tokenizer = self._needed()
+        some = ids.flatten().tolist() if isinstance(ids, Tensor) else [ids] if isinstance(ids, int) else ids
+        for each in some:
+            if isinstance(each, float):
+                raise HooklineError(f"token ids must be integers, not {each!r}")
+            if isinstance(each, int) and not 0 <= each < self.n_ids and not 0 <= each < len(tokenizer):
+                raise HooklineError(f"token {each} is out of range: this model has 0 to {self.n_ids - 1}")
+        return tokenizer.decode(ids)
 
     def single(self, text: str) -> int:
         """The id of a text that is a single token."""

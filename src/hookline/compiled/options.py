@@ -1,0 +1,119 @@
+"""The options of `model.compile`, and the backend objects that they stand for."""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+from hookline.errors import HooklineError
+
+_IN_PLACE = {"setitem", "delitem", "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand"}
+_IN_PLACE |= {"ior", "ixor", "ilshift", "irshift", "iconcat"}
+"""Operators of Python that write to a tensor."""
+
+
+class OwnBackend:
+    """The backend of one variant, which counts its graphs. The compiler tells backends apart by identity.
+
+    It keeps each graph as it was traced, too: while `is_plain`, that runs, operation by operation, with the kernels of
+    an uncompiled run.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call, self.graphs, self.is_plain = call, 0, False
+
+    def __call__(self, graph: Any, inputs: Any, **options: Any) -> Any:
+        """Compile a graph."""
+        self.graphs += 1
+        graph.graph.eliminate_dead_code(_has_effect)
+        graph.recompile()
+        plain = copy.deepcopy(graph)  # a compiler may change the graph that it is given
+        fused = self.call(graph, inputs, **options)
+        return lambda *args: plain(*args) if self.is_plain else fused(*args)
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How variants are compiled."""
+
+    backend: Any = "inductor"
+    mode: str | None = None
+    options: Mapping[str, Any] | None = None
+    points: Any = None
+    """A filter for points that may be edited, with any edit as data; by default those that are."""
+    limit: int = 8
+    """How many variants are kept."""
+    patience: float | None = None
+    """How many seconds a shape of batches in experiments and harvests takes uncompiled before it is compiled."""
+
+    @property
+    def seconds(self) -> float:
+        """The patience; by default, what the default backend takes to compile, and none for any other backend."""
+        return self.patience if self.patience is not None else 20.0 if self.backend == "inductor" else 0.0
+
+    def __str__(self) -> str:
+        name = self.backend if isinstance(self.backend, str) else type(self.backend).__qualname__
+        settings = (self.mode, *(f"{key}={value}" for key, value in sorted((self.options or {}).items())))
+        return ", ".join([name, *(each for each in settings if each)])
+
+    def new_backend(self, device: torch.device) -> OwnBackend:
+        """A backend object for one variant."""
+        if self.backend == "inductor":
+            mode = self.mode or ("reduce-overhead" if device.type == "cuda" and self.options is None else None)
+            return OwnBackend(torch._TorchCompileInductorWrapper(mode, self.options, False))
+        if callable(self.backend):
+            return OwnBackend(self.backend)
+        return OwnBackend(torch._dynamo.lookup_backend(self.backend))
+
+
+def checked_options(options: Mapping[str, Any]) -> CompileOptions:
+    """The options of `model.compile`; raises an error at once if one of them is wrong."""
+    known = [field.name for field in fields(CompileOptions)]
+    for name in options:
+        if name not in known:
+            raise HooklineError(f"compile has no option {name!r}; it has {', '.join(known)}")
+    found = CompileOptions(**options)
+    if found.mode is not None and found.options is not None:
+        raise HooklineError("mode and options are two ways to say the same: give one of them, as to torch.compile")
+    if not isinstance(found.limit, Integral) or found.limit < 1:
+        raise HooklineError(f"limit is how many graphs are kept: a whole number above 0, not {found.limit!r}")
+    if found.patience is not None and not (isinstance(found.patience, Real) and found.patience >= 0):
+        raise HooklineError(f"patience is a number of seconds, not {found.patience!r}")
+    try:
+        torch.compile(checked_options)  # nothing is compiled before it is called
+    except RuntimeError as error:
+        raise HooklineError(
+            f"torch {torch.__version__} cannot compile on Python {platform.python_version()} ({error}): "
+            "install another version of torch, or run without model.compile"
+        ) from error
+    _check_backend(found)
+    return found
+
+
+def _check_backend(options: CompileOptions) -> None:
+    backend, modes = options.backend, [*torch._inductor.list_mode_options(), "default"]
+    if backend != "inductor" and (options.mode is not None or options.options is not None):
+        raise HooklineError('mode and options are for the backend "inductor": leave them out')
+    if backend == "inductor" and options.mode not in (None, *modes):
+        raise HooklineError(f"there is no mode {options.mode!r}: torch has {', '.join(sorted(set(modes)))}")
+    if isinstance(backend, str) and backend != "inductor":
+        if backend not in torch._dynamo.list_backends(exclude_tags=()):
+            usual = ", ".join(torch._dynamo.list_backends())
+            raise HooklineError(f"there is no backend {backend!r}: torch has {usual}")
+    elif not isinstance(backend, str) and not callable(backend):
+        raise HooklineError(f"a backend is a name or a function, as of torch.compile, not {backend!r}")
+
+
+def _has_effect(node: Any) -> bool:
+    """Whether an operation of a graph is kept although nothing uses its result."""
+    if node.op not in ("call_function", "call_method"):
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
+    is_in_place = name.endswith("_") or name in _IN_PLACE or "out" in node.kwargs or bool(node.kwargs.get("inplace"))
+    return is_in_place or node.is_impure()

@@ -1,0 +1,37 @@
+"""Traced functions: how often each was compiled. A graph is for one length of text and one set of values in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hookline.compiled.classify import placed
+from hookline.compiled.tables import spec_of
+from hookline.engine.actions import Action
+from hookline.engine.hook_actions import HookAction
+
+
+class TracedFunctions:
+    """The functions that were traced, with the lengths and values that they were traced for."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: dict[Any, list[Any]] = {}
+
+    def why_not(self, actions: Sequence[Action], length: int = 1) -> str | None:
+        """Why one of these functions is not traced again; None if all are, or were."""
+        for action in actions:
+            if not isinstance(action, HookAction) or placed(action).how != "traced":
+                continue
+            spec = spec_of(action)
+            known = self._known.setdefault(spec.code, [])
+            if (spec.constants, length) in known:
+                continue
+            if len(known) >= self._limit:
+                return (
+                    f"the function at {action.point.name!r} was compiled for {len(known)} values or lengths of text: "
+                    f"put values that change into tensors, or use an edit such as add(vector, coefficient), which "
+                    f"takes all lengths"
+                )
+            known.append((spec.constants, length))
+        return None
