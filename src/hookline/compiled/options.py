@@ -1,4 +1,4 @@
-"""The options of `model.compile`, and the backend objects that they stand for."""
+"""The options of `model.compile`, and the backend objects that are made from them."""
 
 from __future__ import annotations
 
