@@ -124,6 +124,7 @@ USAGE += [
 ERRORS = [["points", "no/such/folder"], ["points", "tinywrld"], ["points", "tinyworld", "nothing.*"]]
 ERRORS += [["store", "info", "nowhere"], ["store", "verify", "nowhere"], ["store", "info", "script.py"]]
 ERRORS += [["explore", "--export", "no/such/page.html"], ["demo", "--out", "script.py"], ["points", "x" * 5000]]
+ERRORS += [["explore", "gpt2", "--export", "page.html"]]
 
 
 @pytest.mark.parametrize("words", [*USAGE, *ERRORS], ids=lambda words: " ".join(words)[:40])

@@ -189,13 +189,16 @@ def explore(
     as_json: Json = False,
 ) -> Answer:
     """Look into a model in the browser: a page on this machine, whose address is printed."""
+    from hookline.errors import HooklineError
     from hookline.explore import explore as show
     from hookline.explore import export_page, first_prompts
     from hookline.loading import load
 
-    loaded = load(model)
     first, second = first_prompts(model) if prompt is None else (prompt, "")
     second = second if other is None else other
+    if export is not None and not first:
+        raise HooklineError(f"a page needs a text: hookline explore {model} --export {export} --prompt TEXT")
+    loaded = load(model)
     given: dict[str, Any] = {"name": model, "saes": sae or None, "store": store}
     given |= _images(model, first, image, other_image)
     if export is not None:
