@@ -170,6 +170,12 @@ def test_generation_under_hooks(model) -> None:
     assert ids.shape == (1, 8)
 
 
+def test_a_call_needs_an_input(model) -> None:
+    for call in (model, model.generate, model.run_with_cache):
+        with pytest.raises(HooklineError, match="no input was given: pass text or token ids"):
+            call()
+
+
 def test_ids_that_are_no_tokens_have_no_text(model) -> None:
     for ids in ([500], torch.tensor([3, 500]), torch.tensor([[3, 500]]), [-1]):
         with pytest.raises(HooklineError, match=r"token (500|-1) is out of range: this model has 0 to \d+"):

@@ -189,6 +189,13 @@ def test_labels_give_the_models_own_output(lm) -> None:
         lm(IDS, "loss", loss_per_token=True, labels=labels)
 
 
+def test_a_wrong_name_suggests_one(lm) -> None:
+    with pytest.raises(AttributeError) as caught:
+        lm.run_with_cach
+    assert caught.value.name == "run_with_cach"
+    assert caught.value.obj is lm  # Python looks for similar names there
+
+
 @needs("accelerate")
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_accelerate(lm, precision) -> None:

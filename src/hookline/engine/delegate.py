@@ -63,7 +63,13 @@ class Delegate(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "module" not in vars(self):
             raise AttributeError(name)
-        return self._returning_self(getattr(self.module, name))
+        try:
+            value = getattr(self.module, name)
+        except AttributeError as error:
+            if error.name is None:
+                error.name, error.obj = name, self  # with which Python suggests a similar name
+            raise
+        return self._returning_self(value)
 
     def _returning_self(self, value: Any) -> Any:
         """Make methods that return the module, such as `net.to("cuda")`, return the wrapper."""

@@ -75,6 +75,8 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         is_tokens = is_alone and images is None and type(input) is Tensor
         if is_tokens and (known := vars(self).get("_checked_tokens")) is not None and known.are(input):
             return {"input_ids": input}
+        if input is None and images is None and not given:
+            raise HooklineError("no input was given: pass text or token ids, or keyword inputs such as input_ids=…")
         inputs = dict(given)
         has_text = images is not None or not (input is None or isinstance(input, Tensor))
         if not has_text and (prepend_bos is not None or padding_side is not None):
