@@ -66,8 +66,8 @@ class Delegate(nn.Module):
         try:
             value = getattr(self.module, name)
         except AttributeError as error:
-            if error.name is None:
-                error.name, error.obj = name, self  # with which Python suggests a similar name
+            if error.name == name and error.obj is self.module:
+                error.obj = self  # among whose names Python looks for a similar one
             raise
         return self._returning_self(value)
 
