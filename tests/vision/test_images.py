@@ -454,7 +454,7 @@ def test_errors_of_runs(llava) -> None:
         (lambda: llava("<image>", images=image, attention_mask=torch.ones(1, 3)), "leave attention_mask out"),
         (lambda: llava("<image>", images=image, start_at_layer=1), "do not apply with start_at_layer"),
         (lambda: llava.generate("red", images=image), "no image placeholders"),
-        (lambda: llava.generate(), "generate needs a prompt"),
+        (lambda: llava.generate(), "no input was given: pass text or token ids"),
         (lambda: llava.generate("red", input_ids=torch.ones(1, 3, dtype=torch.long)), "given twice"),
         (lambda: llava.run_with_cache("red", images=image), "no image placeholders"),
         (lambda: llava.to_inputs("<image>", image, padding_side="up"), 'padding_side must be "left" or "right"'),
