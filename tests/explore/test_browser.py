@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import hookline
 from hookline.experiments import ablation, logit_attribution, logit_lens, metrics, patching
-from hookline.explore import explore, export_page, server, views
+from hookline.explore import explore, export_page, session, views
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ class Forever:
     def __init__(self, monkeypatch, view: str) -> None:
         self.view, self.started, self.true = view, threading.Event(), views.answer
         self.is_on = True
-        monkeypatch.setattr(server, "answer", self)
+        monkeypatch.setattr(session, "answer", self)
 
     def __call__(self, model, asked):
         if self.is_on and asked.view == self.view:
@@ -274,7 +274,7 @@ def test_what_goes_wrong_is_said_and_the_page_goes_on(page, explorer, monkeypatc
         return views.answer(model, asked)
 
     with monkeypatch.context() as patched:
-        patched.setattr(server, "answer", out_of_memory)
+        patched.setattr(session, "answer", out_of_memory)
         ask(page, PROMPT)
         says(page, "attention", "not enough memory")
         settled(page)

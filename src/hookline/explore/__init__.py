@@ -54,9 +54,15 @@ class Explorer:
     """
 
     def __init__(self, server: ExplorerServer) -> None:
-        self._server = server
-        self._thread = threading.Thread(target=server.serve_forever, name="hookline explorer server", daemon=True)
+        self._server, self._is_closed, self._has_ended = server, False, threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="hookline explorer server", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            self._server.serve_forever()
+        finally:
+            self._has_ended.set()
 
     @property
     def address(self) -> str:
@@ -65,7 +71,8 @@ class Explorer:
 
     def close(self) -> None:
         """Stop the server; may be called more than once."""
-        if self._thread.is_alive():
+        if not self._is_closed:
+            self._is_closed = True
             self._server.shutdown()
             self._thread.join()
             self._server.server_close()
@@ -73,7 +80,7 @@ class Explorer:
     def wait(self) -> None:
         """Serve the page until Ctrl-C, and close."""
         with self, suppress(KeyboardInterrupt):
-            self._thread.join()
+            self._has_ended.wait()  # not `join`: interrupted, it takes the thread for ended in Python 3.11 and 3.12
 
     def __enter__(self) -> Explorer:
         return self
@@ -82,7 +89,7 @@ class Explorer:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Explorer at {self.address}" if self._thread.is_alive() else "Explorer, closed"
+        return f"Explorer at {self.address}" if not self._is_closed else "Explorer, closed"
 
     def _repr_html_(self) -> str:
         return f'<a href="{self.address}" target="_blank" rel="noopener">{self!r}</a>'
