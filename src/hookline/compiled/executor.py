@@ -20,7 +20,7 @@ from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static
 from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
-from hookline.compiled.options import CompileOptions, checked_options
+from hookline.compiled.options import CompileOptions, compile_options
 from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
 from hookline.compiled.repeats import Repeats
@@ -381,7 +381,7 @@ def _number(count: int, what: str) -> str:
 
 def compiled_runs(points: ModelPoints, options: Mapping[str, Any]) -> CompiledRuns:
     """The compiled runs of a model, with the options of `model.compile`."""
-    checked = checked_options(options)
+    checked = compile_options(options)
     if checked.points is not None:
         points.select(checked.points)  # which raises an error for an unknown name
     return CompiledRuns(points, checked)

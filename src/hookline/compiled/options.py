@@ -72,7 +72,7 @@ class CompileOptions:
         return OwnBackend(torch._dynamo.lookup_backend(self.backend))
 
 
-def checked_options(options: Mapping[str, Any]) -> CompileOptions:
+def compile_options(options: Mapping[str, Any]) -> CompileOptions:
     """The options of `model.compile`; raises an error at once if one of them is wrong."""
     known = [field.name for field in fields(CompileOptions)]
     for name in options:
@@ -86,7 +86,7 @@ def checked_options(options: Mapping[str, Any]) -> CompileOptions:
     if found.patience is not None and not (isinstance(found.patience, Real) and found.patience >= 0):
         raise HooklineError(f"patience is a number of seconds, not {found.patience!r}")
     try:
-        torch.compile(checked_options)  # nothing is compiled before it is called
+        torch.compile(compile_options)  # nothing is compiled before it is called
     except RuntimeError as error:
         raise HooklineError(
             f"torch {torch.__version__} cannot compile on Python {platform.python_version()} ({error}): "
