@@ -113,3 +113,12 @@ def test_a_variable_without_a_value() -> None:
     assert why_not(late) == "it uses a variable that has no value yet"
     factor = 2.0
     assert why_not(late) is None
+
+
+def mean(x):
+    return x - x.mean(1, keepdim=True)
+
+
+def test_an_attribute_is_not_the_function_of_that_name() -> None:
+    assert why_not(mean) is None
+    assert constants_of(mean) == ()

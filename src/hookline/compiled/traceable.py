@@ -18,6 +18,7 @@ from torch import Tensor
 from hookline.errors import a_type
 
 _STORES = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_SUBSCR", "IMPORT_NAME", "YIELD_VALUE"}
+_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
 _HOST = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "is_nonzero", "backward", "requires_grad_"}
 _OF_POINTS = {"ctx", "step", "positions", "call", "add_hook", "remove_hooks", "fwd_hooks", "has_hooks"}
 """Attributes of a point that are different in every pass."""
@@ -78,7 +79,7 @@ def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> 
                 return f"it uses .{name}, which differs from pass to pass"
             if name in _RANDOM:
                 return f"{name} is random"
-        if line.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if line.opname in _GLOBAL:
             if name not in function.__globals__:
                 if hasattr(builtins, name) and name not in _HARMLESS and not name[0].isupper():
                     return f"it calls {name}()"
@@ -111,7 +112,8 @@ def constants_of(hook: Any) -> tuple[Any, ...]:
         return (*constants_of(hook.func), *(each for value in given for each in _constants(value)))
     if not isinstance(hook, FunctionType):
         return ()
-    names = {name for code in _codes(hook.__code__) for name in code.co_names if name in hook.__globals__}
+    lines = [line for code in _codes(hook.__code__) for line in dis.get_instructions(code) if line.opname in _GLOBAL]
+    names = {line.argval for line in lines} & hook.__globals__.keys()
     held: list[tuple[Any, Any]] = [(name, hook.__globals__[name]) for name in sorted(names)]
     held += zip(hook.__code__.co_freevars, (cell.cell_contents for cell in hook.__closure__ or ()), strict=True)
     held += enumerate(hook.__defaults__ or ())
