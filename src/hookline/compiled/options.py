@@ -97,16 +97,18 @@ def compile_options(options: Mapping[str, Any]) -> CompileOptions:
 
 
 def _check_backend(options: CompileOptions) -> None:
-    backend, modes = options.backend, [*torch._inductor.list_mode_options(), "default"]
-    if backend != "inductor" and (options.mode is not None or options.options is not None):
+    backend, mode = options.backend, options.mode
+    if backend == "inductor":
+        modes = {*torch._inductor.list_mode_options(), "default"}
+        if mode is not None and mode not in modes:
+            raise HooklineError(f"there is no mode {mode!r}: torch has {', '.join(sorted(modes))}")
+    elif mode is not None or options.options is not None:
         raise HooklineError('mode and options are for the backend "inductor": leave them out')
-    if backend == "inductor" and options.mode not in (None, *modes):
-        raise HooklineError(f"there is no mode {options.mode!r}: torch has {', '.join(sorted(set(modes)))}")
-    if isinstance(backend, str) and backend != "inductor":
+    elif isinstance(backend, str):
         if backend not in torch._dynamo.list_backends(exclude_tags=()):
             usual = ", ".join(torch._dynamo.list_backends())
             raise HooklineError(f"there is no backend {backend!r}: torch has {usual}")
-    elif not isinstance(backend, str) and not callable(backend):
+    elif not callable(backend):
         raise HooklineError(f"a backend is a name or a function, as of torch.compile, not {backend!r}")
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 
 from hookline.engine.calls import call_arguments, running, running_modules
+from hookline.engine.compiling import references_of
 from hookline.engine.structures import tensors_in
 
 # torch's copy-on-write clone shares memory until either side is written to, in Python or in a kernel; the writer then
@@ -62,7 +63,7 @@ def _references_of_one() -> int:
     return getrefcount(storage)
 
 
-_ONE_OBJECT = _references_of_one()
+_ONE_OBJECT = references_of(_references_of_one)
 """The references to the object of a storage that only the function that asked for it has."""
 
 
