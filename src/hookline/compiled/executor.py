@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -60,14 +59,6 @@ class CompiledRuns:
         self._traced = TracedFunctions(options.limit)
         self.repeats = Repeats(options.limit, options.seconds)
         self._computes_in = self._place()
-
-    @cached_property
-    def _order(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.points.hook_dict)}
-
-    def when(self, action: PointAction) -> int:
-        """A number that is larger for a point that a pass reaches later; caches are in that order."""
-        return self._order.get(action.point.canonical_name, len(self._order))
 
     def _place(self) -> tuple[Any, ...]:
         first = next(self.points.root.parameters())

@@ -66,13 +66,18 @@ class ForwardState:
         return forward
 
 
+def order_of(points: ModelPoints) -> dict[str, int]:
+    """A number for each point, which is larger for one that a pass reaches later."""
+    return {name: number for number, name in enumerate(points.hook_dict)}
+
+
 def before_end(points: ModelPoints, actions: Sequence[Action]) -> list[Action] | str:
     """The actions that a pass reaches: all, or those up to where a recorder ends it; a sentence if that is unknown."""
     names = {each: each.point.canonical_name for each in actions if isinstance(each, PointAction)}
     ends = {each for each in records_of(actions) if each.recorder.stops}
     if not ends or ends == names.keys():
         return list(actions)
-    order = {name: number for number, name in enumerate(points.hook_dict)}
+    order = order_of(points)
     if unknown := [name for name in names.values() if name not in order]:
         return f"it stops early, perhaps before {unknown[0]!r}"
     last = max(order[names[each]] for each in ends)
@@ -90,7 +95,8 @@ class CompiledForward:
     def __init__(self, owner: CompiledRuns, state: ForwardState, actions: Sequence[Action], inputs: Mapping[str, Any]):
         self.owner, self.state, self.inputs = owner, state, inputs
         self.hooks = [each for each in actions if isinstance(each, HookAction) and not getattr(each, "is_idle", False)]
-        self.records = sorted(records_of(actions), key=owner.when)
+        order = order_of(owner.points)  # that of a cache
+        self.records = sorted(records_of(actions), key=lambda each: order.get(each.point.canonical_name, len(order)))
         self.rows, self.width = inputs["input_ids"].shape
 
     def run(self) -> Any:
