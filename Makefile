@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two workers, in a random order that the seed repeats: `make test SEED=7` is another one.
 SEED ?= 3
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --randomly-seed=$(SEED) --randomly-dont-reset-seed
+# A test that takes 20 minutes hangs: its worker prints where, and ends.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --randomly-seed=$(SEED) --randomly-dont-reset-seed \
+	-o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
 export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE   # pytest keeps the tests as it compiles them: seconds in each worker
 

@@ -15,6 +15,7 @@ gc.disable()  # until all tests are collected: almost everything that imports ma
 shape_checks.install()
 
 import devices  # noqa: E402
+import stores  # noqa: E402
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 
 import hookline  # noqa: E402
@@ -112,6 +113,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
     assert operators.is_off()
     hooks, running.hooks = running.hooks, 0
     assert hooks == 0  # or later tests would seem to run inside a hook
+    assert stores.changes_to_tinyworld() == 0
 
 
 def _hooked() -> list[nn.Module]:

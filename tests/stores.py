@@ -18,7 +18,15 @@ OPTIONS: dict[str, Any] = {"batch_size": 3, "shard_rows": 40, "dtype": torch.bfl
 
 @cache
 def tinyworld() -> HookedModel:
+    """One model for all tests: none may change its weights."""
     return hookline.load("tinyworld")
+
+
+def changes_to_tinyworld() -> int:
+    """How often the weights of the shared model have been written to."""
+    if not tinyworld.cache_info().currsize:
+        return 0
+    return sum(weight._version for weight in tinyworld().module.parameters())
 
 
 def texts(count: int = 30) -> list[str]:

@@ -254,12 +254,11 @@ def test_a_store_that_does_not_fit_is_refused(model, folder) -> None:
         ask(model, "contexts", AttachedSaes(model, countries()), feature=0)
 
 
-def test_a_store_of_other_weights_is_noted(model, folder) -> None:
+def test_a_store_of_other_weights_is_noted(folder) -> None:
+    model = hookline.load("tinyworld")
     with torch.no_grad():
-        weight = model.module.lm_head.weight
-        weight[0, 0] += 1.0
-        other = AttachedSaes(model, folder / NAME, folder / "store")
-        weight[0, 0] -= 1.0
+        model.module.lm_head.weight[0, 0] += 1.0
+    other = AttachedSaes(model, folder / NAME, folder / "store")
     assert "other weights" in ask(model, "contexts", other, feature=ITALY)["notes"][0]
 
 

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+import tqdm.auto
 from networks import MLP, InPlace, Twice
 from stores import OPTIONS, POINTS, files, harvested, texts, tinyworld
 from tiny_models import causal_lm, encoder, seq2seq
@@ -13,7 +14,7 @@ from torch import nn
 import hookline
 from hookline import HooklineError
 from hookline.errors import HooklineWarning, StoreError
-from hookline.store import LocalStore, RemoteStore, harvesting
+from hookline.store import LocalStore, RemoteStore
 
 
 @pytest.fixture(scope="module")
@@ -426,14 +427,14 @@ def test_whole_numbers_of_numpy(model, tmp_path) -> None:
 def test_the_bar_counts_what_ends_the_harvest(tmp_path, monkeypatch, options, unit, total) -> None:
     bars = []
 
-    class Bar(harvesting.tqdm):
+    class Bar(tqdm.auto.tqdm):
         """A bar that can be asked afterwards."""
 
         def __init__(self, **given) -> None:
             super().__init__(**given | {"delay": 0, "file": io.StringIO()})
             bars.append(self)
 
-    monkeypatch.setattr(harvesting, "tqdm", Bar)
+    monkeypatch.setattr("tqdm.auto.tqdm", Bar)
     harvested(tinyworld(), tmp_path, **options, progress=True)
     (bar,) = bars
     assert (bar.unit, bar.total, bar.n) == (unit, total, total)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.circuit_edges import By, Circuit, Method, by_size, edge_order
@@ -30,6 +29,7 @@ from hookline.experiments.edges import EdgeScores
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.progress import progress_bar
 from hookline.sae.splice import Autoencoders
 
 __all__ = ["Circuit", "circuit", "faithfulness", "load", "save"]
@@ -189,15 +189,16 @@ def _measured(
     reader: Reader, runs: Sequence[MaskedRuns | FeatureRuns], masks: Sequence[Tensor], prompts: Prompts, how: Options
 ) -> Float[Tensor, "metric size example"]:
     by_prompt, most = [], None if how.batch_size == "auto" else how.batch_size
-    each_run = tqdm(runs, disable=not how.progress, delay=2, leave=False, unit="prompt")
-    for row, (run, span) in enumerate(zip(each_run, prompts.spans, strict=True)):
-        own = [mask if mask.shape[-1] == 1 else mask[..., span.start : span.stop] for mask in masks]
-        got = {
-            n: x
-            for some, logits in run.logits(own, reader.positions[row], most)
-            for n, x in zip(some, logits, strict=True)
-        }
-        by_prompt.append([got[number] for number in range(len(masks))])
+    with progress_bar(how.progress, len(runs), "prompt") as bar:
+        for row, (run, span) in enumerate(zip(runs, prompts.spans, strict=True)):
+            own = [mask if mask.shape[-1] == 1 else mask[..., span.start : span.stop] for mask in masks]
+            got = {
+                n: x
+                for some, logits in run.logits(own, reader.positions[row], most)
+                for n, x in zip(some, logits, strict=True)
+            }
+            by_prompt.append([got[number] for number in range(len(masks))])
+            bar.update()
     return torch.stack([reader.value(each) for each in zip(*by_prompt, strict=True)], 1).cpu()
 
 

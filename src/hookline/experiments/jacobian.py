@@ -11,7 +11,6 @@ from typing import Any, Self, TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.edits import add, project_out, reflect
 from hookline.engine.split_values import check_not_sharded
@@ -29,6 +28,7 @@ from hookline.experiments.logit_lens import MEASURES, LensTokens, Measure, shown
 from hookline.experiments.result import Result
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
+from hookline.progress import progress_bar
 from hookline.residual import ModelCache
 from hookline.store.identity import weights_digest
 from hookline.text.outliers import Outliers, outlying, row_norms
@@ -301,19 +301,21 @@ def fit(
     mean = MeanJacobian(len(by_layer), model.cfg.d_model, wide, finds_basis=rank is not None)
     batching = CotangentBatches(None if how.batch_size == "auto" else how.batch_size, dtype)
     norms, n_sources = [], 0
-    for number, text in enumerate(tqdm(rows, disable=not how.progress, delay=2, leave=False, unit="text")):
-        takes_part = _mask(model, text, pos)
-        run = Pullback(model, text, list(by_layer.values()), final, takes_part, batching)
-        if number == 0:
-            run.check_causal()
-        streams = [run.streams[name][0].detach() for name in by_layer.values()]
-        sources = [_sources(x, takes_part, outliers) for x in streams]
-        norms.append(torch.stack([row_norms(x)[m].median().cpu() for x, m in zip(streams, sources, strict=True)]))
-        if rank is not None and number == FULL:
-            mean.choose_basis()
-        vectors = mean.basis[: rank if number >= FULL else None]
-        mean.add(run.rows(vectors, [m.to(wide) for m in sources]), counts := [int(m.sum()) for m in sources])
-        n_sources += min(counts)
+    with progress_bar(how.progress, len(rows), "text") as bar:
+        for number, text in enumerate(rows):
+            takes_part = _mask(model, text, pos)
+            run = Pullback(model, text, list(by_layer.values()), final, takes_part, batching)
+            if number == 0:
+                run.check_causal()
+            streams = [run.streams[name][0].detach() for name in by_layer.values()]
+            sources = [_sources(x, takes_part, outliers) for x in streams]
+            norms.append(torch.stack([row_norms(x)[m].median().cpu() for x, m in zip(streams, sources, strict=True)]))
+            if rank is not None and number == FULL:
+                mean.choose_basis()
+            vectors = mean.basis[: rank if number >= FULL else None]
+            mean.add(run.rows(vectors, [m.to(wide) for m in sources]), counts := [int(m.sum()) for m in sources])
+            n_sources += min(counts)
+            bar.update()
     info = {**_identity(model), "texts": len(rows), "positions": n_sources, "rank": rank, "window": window}
     norm = torch.stack(norms).mean(0).float()
     return JacobianLens(mean.matrices(), list(by_layer), norm, mean.errors().float(), info, model)

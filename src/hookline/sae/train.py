@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, warn
+from hookline.progress import progress_bar
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.dead_features import DeadFeatures, resample
 from hookline.sae.kinds import KINDS
@@ -365,7 +365,7 @@ class _Run:
                 trainer.checkpoint.restore(trainer)
         first = next(iter(self.trainers.values()))
         is_interrupted, total = False, first.plan.steps
-        with tqdm(total=total, disable=not progress, delay=2, leave=False, unit=" steps") as bar:
+        with progress_bar(progress, total, " steps") as bar:
             try:
                 self._run(repeats, bar)
             except KeyboardInterrupt:

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError
 from hookline.pages.text_tables import table
+from hookline.progress import progress_bar
 from hookline.sae.sae_config import check_count, is_count
 from hookline.sae.sources import bad_rows
 from hookline.sae.training_plan import L1, K, Metrics, TrainingPlan
@@ -148,7 +148,7 @@ class _Trainer:
         """Run all steps."""
         first = next(batches)
         self._begin(first)
-        with tqdm(total=self.plan.steps, disable=not progress, delay=2, leave=False, unit=" steps") as bar:
+        with progress_bar(progress, self.plan.steps, " steps") as bar:
             for step in range(self.plan.steps):
                 self._step(first if step == 0 else next(batches), step)
                 if (step + 1) % self.plan.log_every == 0 or step + 1 == self.plan.steps:

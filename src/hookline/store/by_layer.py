@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.engine.actions import Action, Record
 from hookline.engine.halving import is_out_of_memory
@@ -31,6 +30,7 @@ from hookline.engine.skipping import Skipping
 from hookline.errors import HooklineError, StoreError, UnavailablePointError, a_type, shown_bytes
 from hookline.loading import load
 from hookline.model import HookedModel
+from hookline.progress import progress_bar, tell
 from hookline.store.examples import Examples
 from hookline.store.harvesting import Computed, Harvest, as_rows
 from hookline.store.identity import identity
@@ -157,8 +157,7 @@ class LayerHarvest(Harvest):
         left = [stage for stage in stages if stage.number >= files.stage]
         if not left or not files.notes["rows"]:
             return
-        bar = tqdm(total=len(stages), disable=not progress, delay=2, leave=False, unit=" layers")
-        with bar, self.weights.holding(REST, *self._always):
+        with progress_bar(progress, len(stages), " layers") as bar, self.weights.holding(REST, *self._always):
             bar.update(len(stages) - len(left))
             for stage in left:
                 with self.weights.holding(*(part for part in stage.parts if part not in self._always)):
@@ -312,7 +311,7 @@ class LayerHarvest(Harvest):
         free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.iterdir())
         if progress:
             largest = max(self.weights.nbytes(*stage.parts) for stage in stages)
-            tqdm.write(
+            tell(
                 f"by layer: {len(stages)} stages, each with at most {shown_bytes(largest)} of weights. Disk: "
                 f"{shown_bytes(streams)} for the stream, and {shown_bytes(rows)} for the rows, half of which stay"
             )

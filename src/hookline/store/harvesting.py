@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.engine.halving import Fit
 from hookline.engine.hooked import Hooked
@@ -22,6 +21,7 @@ from hookline.engine.runs import Run
 from hookline.engine.split_values import processes
 from hookline.errors import HooklineError, StoreError, UnknownPointError, a_type, warn
 from hookline.model import HookedModel
+from hookline.progress import progress_bar
 from hookline.store.examples import BatchSize, Example, Examples, as_sample, as_text
 from hookline.store.identity import check_same, code_in, identity, input_device, with_weights
 from hookline.store.integrity import with_unlisted
@@ -218,7 +218,7 @@ class Harvest:
         # With `max_rows` the number of examples is unknown in advance, so the progress bar counts rows.
         total, unit = (examples.total, " examples") if limit is None else (limit, " rows")
         with ExitStack() as stack:
-            bar = stack.enter_context(tqdm(total=total, disable=not progress, delay=2, leave=False, unit=unit))
+            bar = stack.enter_context(progress_bar(progress, total, unit))
             bar.update(manifest.examples if limit is None else manifest.rows)
             for before, batch, sources, after in self.computed(examples, store, manifest, progress):
                 if writer is None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError, StoreError, warn
+from hookline.progress import progress_bar
 from hookline.store.examples import Examples
 from hookline.store.folders import PART, Folder
 from hookline.store.identity import check_same
@@ -145,7 +145,7 @@ class SharedHarvest:
         examples, options = self._read(), self._work.options
         left: float = math.inf if options.max_rows is None else options.max_rows
         count, after = 0, Progress()
-        with tqdm(total=examples.total, disable=not progress, delay=2, leave=False, unit=" examples") as bar:
+        with progress_bar(progress, examples.total, " examples") as bar:
             for unit in units_of(examples, options, self._plan.about.unit or 1):
                 self._check_data(unit)
                 if is_wanted(unit.number) and self._team.decided(partial(self._take, unit.number), unit.after):

@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.graph_scores import influences
 from hookline.experiments.core.linear_runs import EMBEDDING, LOGITS, Cut, LinearRun, Reader, mlp_cuts
 from hookline.model import HookedModel
+from hookline.progress import progress_bar
 from hookline.sae.transcoders import Transcoders
 
 NodeKind: TypeAlias = Literal["feature", "mlp", "error", "token", "logit"]
@@ -273,7 +273,7 @@ class Edges:
         """The edges into the logits, and into all units or the `most` that matter most to them."""
         *targets, logits = self._targets()
         count = self.n_units if most is None else min(most, self.n_units)
-        with tqdm(total=count, disable=not progress, delay=2, leave=False, unit=" nodes") as bar:
+        with progress_bar(progress, count, " nodes") as bar:
             found = [self._into(logits, bar)]
             if count == self.n_units:
                 found += [self._into(each, bar) for each in targets]

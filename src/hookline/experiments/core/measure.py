@@ -11,7 +11,6 @@ from typing import Any, Literal, Self, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.engine.halving import Fit
 from hookline.engine.modes import GradMode
@@ -24,6 +23,7 @@ from hookline.experiments.core.sweep import Grid
 from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
+from hookline.progress import HiddenBar, progress_bar
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
 
@@ -240,17 +240,15 @@ def measure(
     values = torch.full(shape, torch.nan) if known is None else known.clone()
     values = values.to(reader.logits.device)
     missing = _with_nan(values)
-    bar = tqdm(total=len(missing), disable=not how.progress, delay=2, leave=False, unit="cell")
     try:
-        _fill(values, reader, variants, missing, how, bar)
+        with progress_bar(how.progress, len(missing), "cell") as bar:
+            _fill(values, reader, variants, missing, how, bar)
     except KeyboardInterrupt:
         return values.cpu(), False
-    finally:
-        bar.close()
     if missing := _with_nan(values):  # where a metric read more positions than in the baseline
         full = Reader(reader.bases, reader.prompts, reader.metrics, all_read=True)
         full.fit = reader.fit
-        _fill(values, full, variants, missing, how, bar)
+        _fill(values, full, variants, missing, how, HiddenBar())
         for name, each in zip(reader.metrics, values, strict=True):
             if bool(each.isnan().any()):
                 raise HooklineError(f"{name} returned NaN when an activation was patched: it must return a number")

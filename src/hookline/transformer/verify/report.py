@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
-
 from hookline.engine.halving import Fit, is_out_of_memory
+from hookline.progress import progress_bar
 from hookline.transformer.verify.checks import CHECKS, Check
 from hookline.transformer.verify.probe import Probe
 
@@ -71,7 +70,7 @@ def verify_model(model: WrappedTransformer, inputs: dict[str, Any], *, progress:
     probe = Probe(model, inputs)
     total = 2 * len(CHECKS) + probe.zeroing_runs()  # about: a check that fails is repeated point by point
     what = f"verifying {len(probe.names)} points"
-    with tqdm(total=total, disable=not progress, delay=2, leave=False, desc=what, unit=" runs") as bar:
+    with progress_bar(progress, total, " runs", what) as bar:
         probe.on_run = bar.update
         failed = _failures(probe)
     verdicts = []
