@@ -187,6 +187,10 @@ def test_options_that_cannot_be_used() -> None:
         hookline.load("tinyworld", revision="x")
     with pytest.raises(hookline.HooklineError, match="device='nowhere' cannot be used here"):
         hookline.load("tinyworld", device="nowhere")
+    with pytest.raises(hookline.HooklineError, match=r"unexpected keyword argument 'devise'\. Did you mean device=\?"):
+        hookline.load("tinyworld", devise="cpu")
+    with pytest.raises(hookline.HooklineError, match="unexpected keyword argument 'zzz'$"):
+        hookline.load("tinyworld", zzz=1)
 
 
 def test_a_model_without_weights_does_not_generate_or_harvest(tmp_path) -> None:

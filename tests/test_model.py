@@ -198,6 +198,9 @@ def test_generate_takes_what_a_call_takes(model) -> None:
     for wrong in (2.5, 0, -1, "2"):
         with pytest.raises(HooklineError, match="max_new_tokens must be a whole number above 0, not"):
             model.generate("the cat", max_new_tokens=wrong)
+    for continued in (model.generate, model.generate_with_cache, model.stream):
+        with pytest.raises(HooklineError, match=r"seed must be a whole number or None, not 1\.5"):
+            continued("the cat", 2, do_sample=True, seed=1.5)
 
 
 def test_generate_says_how_it_takes_hooks(model) -> None:

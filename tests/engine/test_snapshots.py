@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hookline
 from hookline.engine import snapshots
 from hookline.engine.calls import stashed
+from hookline.engine.outside import passes_here
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -221,7 +222,7 @@ def test_nothing_is_kept_alive_after_a_run(net, x) -> None:
     gc.collect()
     assert alive() is None
     assert stashed.saved == {}
-    assert snapshots._passes.outside == {}
+    assert passes_here.outside == {}
 
 
 class Two(nn.Module):

@@ -188,6 +188,7 @@ class GenerationMethods(ModelInputs):
         """
         if not isinstance(input, str | Tensor):
             raise HooklineError("stream takes one text or a tensor of token ids; for several texts use generate")
+        _check_seed(seed)
         ids, inputs = self._prompt(input, max_new_tokens, attention_mask, None, kwargs)
         executor = import_module("hookline.compiled.executor")
         runs = self._graphs or executor.compiled_runs(self._points, {})
@@ -210,9 +211,15 @@ class GenerationMethods(ModelInputs):
             shown = text
 
 
+def _check_seed(seed: object) -> None:
+    if seed is not None and not isinstance(seed, Integral):
+        raise HooklineError(f"seed must be a whole number or None, not {seed!r}")
+
+
 @contextmanager
 def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
     """While random numbers are drawn from a seed; None: from torch's own state."""
+    _check_seed(seed)
     if seed is None:
         yield
         return

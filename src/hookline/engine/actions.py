@@ -16,10 +16,10 @@ from hookline.engine.calls import Count
 from hookline.engine.checkpointing import keep_for_second_run, recomputing
 from hookline.engine.deferred import Deferred
 from hookline.engine.order import Kind, Phase, Turn
+from hookline.engine.outside import Held, begin_sharing, end_sharing
 from hookline.engine.passes import current
 from hookline.engine.schedule import Step
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import Held, begin_sharing, end_sharing
 from hookline.engine.split_values import processes
 from hookline.engine.structures import NoTensorError
 from hookline.engine.taps import Tap, has_foreign_hooks, tap_on

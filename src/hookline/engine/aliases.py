@@ -23,13 +23,13 @@ from torch.utils import checkpoint
 
 from hookline.engine.calls import MODULE_CALL, call_arguments, callers, is_call_of
 from hookline.engine.checkpointing import recomputing
+from hookline.engine.outside import root_of_pass
 from hookline.engine.snapshots import (
     has_same_bits,
     inside_transform,
     is_from_outside,
     is_same_memory,
     is_unchanged,
-    root_of_pass,
     snapshot,
 )
 from hookline.engine.structures import children, replaced, tensors_in

@@ -138,8 +138,12 @@ def leaves_hooks_out() -> bool:
 
 
 def _settle() -> None:
-    """Install our stance if there are users; otherwise restore the previous one."""
-    global _is_blind
+    """Install our stance if there are users; otherwise restore the previous one.
+
+    An interrupt may come between any two lines, so this looks at the stance that is installed. One that somebody else
+    has set since is left alone.
+    """
+    global _is_blind, _ours, _last
     frames = _frames or _imported()
     if frames is None:
         _is_blind = bool(_users)
@@ -147,11 +151,24 @@ def _settle() -> None:
     if _is_blind:  # it was imported while hooks were attached, and may have compiled them
         sys.modules["torch._dynamo"].reset()
         _is_blind = False
+    stance = frames._stance
     if _users:
-        if frames._stance is not _ours:
-            _install(frames)
-    elif _ours is not None:
-        _uninstall(frames)
+        if _ours is None:
+            if _last is None or _last.before is not stance:
+                _last = _stance_class(type(stance))(stance)  # type: ignore[arg-type]
+            _ours = _last
+        new = _ours if stance is _ours.before else stance
+    elif _ours is None or (_ours.eager and _ours.is_needed()):
+        return
+    else:
+        new = _ours.before if stance is _ours else stance
+    if new is not stance:
+        if get_eval_frame_callback() in (None, False):
+            frames._stance = new  # as the compiler's own function, which imports something at every call
+        else:
+            frames._set_stance(new)  # which raises
+    if not _users:
+        _ours = None
 
 
 def _imported() -> Any:
@@ -167,38 +184,6 @@ def _imported() -> Any:
     return _frames
 
 
-# An interrupt may come between any two lines of these functions, so they look at the stance that is installed. One that
-# somebody else has set since is left alone.
-
-
-def _install(frames: Any) -> None:
-    global _ours, _last
-    if _ours is None:
-        before = frames._stance
-        if _last is None or _last.before is not before:
-            _last = _stance_class(type(before))(before)  # type: ignore[arg-type]
-        _ours = _last
-    if frames._stance is _ours.before:
-        _set_stance(frames, _ours)
-
-
-def _uninstall(frames: Any) -> None:
-    global _ours
-    if _ours.is_needed():
-        return
-    if frames._stance is _ours:
-        _set_stance(frames, _ours.before)
-    _ours = None
-
-
-def _set_stance(frames: Any, stance: Any) -> None:
-    """As the compiler's own function, which imports something at every call."""
-    if get_eval_frame_callback() in (None, False):
-        frames._stance = stance
-    else:
-        frames._set_stance(stance)  # which raises
-
-
 @cache
 def _stance_class(base: type[Any]) -> type[Any]:
     """The class of a stance that is "force_eager" while there are users, and otherwise the previous one.
@@ -210,21 +195,20 @@ def _stance_class(base: type[Any]) -> type[Any]:
     class Stance(base):  # type: ignore[misc]
         def __init__(self, before: Any) -> None:
             self.before = before
-            self._eager: set[int] = set()  # the threads whose last call began while there were users
+            self.eager: set[int] = set()  # the threads whose last call began while there were users
 
         def is_needed(self) -> bool:
             """Whether a call of another thread that began under it may still be running."""
-            if self._eager:
-                self._eager &= sys._current_frames().keys() - {threading.get_ident()}
-            return bool(self._eager)
+            self.eager &= sys._current_frames().keys() - {threading.get_ident()}
+            return bool(self.eager)
 
         @property
         def stance(self) -> Any:
             thread = threading.get_ident()
             if _begins_a_call(sys._getframe(1)):
                 is_eager = bool(_users) and not _here.has_hooks_in_graph
-                (self._eager.add if is_eager else self._eager.discard)(thread)
-            return "force_eager" if thread in self._eager else self.before.stance
+                (self.eager.add if is_eager else self.eager.discard)(thread)
+            return "force_eager" if thread in self.eager else self.before.stance
 
         @property
         def skip_guard_eval_unsafe(self) -> bool:

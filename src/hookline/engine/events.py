@@ -23,9 +23,9 @@ from hookline.engine.aliases import is_discarded
 from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.order import Kind, arrange
+from hookline.engine.outside import is_whole
 from hookline.engine.passes import current
 from hookline.engine.schedule import Schedule, Step, active
-from hookline.engine.snapshots import is_whole
 from hookline.engine.structures import NoTensorError
 from hookline.errors import HookError
 

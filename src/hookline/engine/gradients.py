@@ -18,10 +18,11 @@ from hookline.engine.checkpointing import is_first_run, recomputing
 from hookline.engine.events import call_hook
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.order import Kind, Phase
+from hookline.engine.outside import is_whole
 from hookline.engine.passes import current
 from hookline.engine.results import fit
 from hookline.engine.schedule import Step
-from hookline.engine.snapshots import is_from_outside, is_unchanged, is_whole, snapshot
+from hookline.engine.snapshots import is_from_outside, is_unchanged, snapshot
 from hookline.engine.structures import NoTensorError
 from hookline.errors import HookError
 

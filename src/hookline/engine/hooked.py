@@ -19,6 +19,7 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.keywords import check_option, own_arguments
 from hookline.engine.lineage import is_exact
 from hookline.engine.names import Filter, PointDict, Points
+from hookline.engine.outside import begin_sharing, end_sharing
 from hookline.engine.own_parts import LocalCache, OwnRecord, own_points
 from hookline.engine.permanent import StayingHooks, keep
 from hookline.engine.plan import Plan, make_plan
@@ -28,7 +29,6 @@ from hookline.engine.recorder import Recorder, StopForward, check_backward, loss
 from hookline.engine.recording import recording_run
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import begin_sharing, end_sharing
 from hookline.engine.split_values import processes
 from hookline.errors import HookError, HooklineError
 
@@ -205,7 +205,8 @@ class Hooked:
         """
         if kwargs:
             self._check_options(kwargs)
-        check_backward(incl_bwd, loss_fn)
+        if incl_bwd or loss_fn is not None:
+            check_backward(incl_bwd, loss_fn)
         is_full, is_whole = names_filter is None, device is None and dtype is None and pos_slice is None
         is_named = is_full or isinstance(names_filter, str)
         chosen: Any = names_filter if is_named else self._points.select(names_filter)  # which may be an iterator
@@ -234,7 +235,7 @@ class Hooked:
         finally:
             self._points.last_run.errors = run.errors
         cache = self._cache(recorder, tensors, LocalCache if local else None, remove_batch_dim=remove_batch_dim)
-        if isinstance(cache, LocalCache):
+        if local and isinstance(cache, LocalCache):
             cache.spans = {point.name: own for point, own in spans.items()}
         if ready is not None:
             self._points.ready_runs.keep(ready.planned_from, ready)

@@ -29,13 +29,13 @@ from hookline.engine.delegate import original
 from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
 from hookline.engine.lineage import Lineage, is_exact
 from hookline.engine.order import Kind
+from hookline.engine.outside import Held, held_in
 from hookline.engine.passes import Stream
 from hookline.engine.permanent import PermanentHooks
 from hookline.engine.plain_attention import NAMES, HeadAxis, PlainAttentionTap, heads_of
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.ready import ReadyRuns
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import Held, held_in
 from hookline.engine.split_values import check_items, completing, preparations, why_refused
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, a_type, no_match, unknown_point
 

@@ -63,9 +63,9 @@ class HookRun:
         """Drop the functions, which may hold anything. Returns whether the run can be used again."""
         if self.run.actions is not self._actions or self.run.is_held:
             return False  # hooks were removed from it, or a checkpoint may need it
-        if any(edit.choices is not None for edit in self._edits):
-            return False  # an embedding may have got more tokens
         for edit in self._edits:
+            if edit.choices is not None:
+                return False  # an embedding may have got more tokens
             edit.renew(None)
         return True
 
@@ -91,7 +91,8 @@ def planned_from(hooks: Any) -> list[Any] | None:
         if type(hook) is not FunctionType or hook.__dict__:
             return None
         found += pair[0], call_style(hook)
-    return found if len({id(hook) for _, hook in hooks}) == len(hooks) else None
+    is_twice = len(hooks) > 1 and len({id(hook) for _, hook in hooks}) < len(hooks)
+    return None if is_twice else found
 
 
 def hook_run(points: Points, key: Any, hooks: Sequence[Any]) -> HookRun | None:

@@ -80,9 +80,7 @@ class Recorder:
         """Another forward pass of a text has begun."""
         self.forward_pass = current.forward_pass
         has_text = self.forward_pass is not None and self.positions is None
-        self.is_padded = has_text and any(
-            self.forward_pass.span_at(stream).mask is not None for stream in ("text", "encoder")
-        )
+        self.is_padded = has_text and self.forward_pass.is_padded
 
     def keep(self, point: HookPoint, x: Tensor | Deferred) -> None:
         """Keep the current value of `x`."""
@@ -151,7 +149,8 @@ class Recorder:
 
     def values(self) -> MutableMapping[str, Tensor]:
         """Return the kept activations by name, in the order in which the points fired."""
-        self._check_range()
+        if self._overflows:
+            self._check_range()
         log = self.log
         if not self.defers:
             found: dict[str, Tensor] = dict(log)

@@ -20,6 +20,7 @@ from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.modes import remove_ended
 from hookline.engine.order import Kind
+from hookline.engine.outside import Held
 from hookline.engine.passes import current
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.registration import Registration
@@ -32,7 +33,7 @@ from hookline.engine.reports import (
     report_skipped,
 )
 from hookline.engine.schedule import Schedule, active
-from hookline.engine.snapshots import Held, stop_sharing
+from hookline.engine.snapshots import stop_sharing
 from hookline.engine.split_values import processes
 from hookline.engine.taps import Tap, has_foreign_hooks, lock
 from hookline.errors import HookError, HooklineError
@@ -280,7 +281,7 @@ def open_runs() -> tuple[Schedule, ...]:
 
 def clear_state() -> None:
     """Drop what only a run needs, if none is open in this thread."""
-    if not open_runs() and not running.hooks:
+    if not (running.hooks or (active.get() and open_runs())):
         stashed.saved.clear()
         stashed.memo.clear()
         stashed.has_edits = False

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import chain
-from operator import methodcaller
 from sys import getrefcount
-from typing import Any, TypeAlias
-from weakref import ref
+from typing import TypeAlias
 
 import torch
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, nn
 
-from hookline.engine.calls import call_arguments, running, running_modules
+from hookline.engine.calls import running
 from hookline.engine.compiling import references_of
-from hookline.engine.structures import tensors_in
+from hookline.engine.outside import passes_here
 
 # torch's copy-on-write clone shares memory until either side is written to, in Python or in a kernel; the writer then
 # gets a copy. It exists for plain tensors that torch allocated itself, on CPU and CUDA; for all others a plain clone is
@@ -41,10 +36,6 @@ correct as sharing.
 _SMALL, _FEW = 1 << 17, 2
 """In each pass, a few tensors with few elements are copied rather than looked for among all parameters."""
 
-Held: TypeAlias = list[dict[str, Any]]
-"""The dictionaries in which modules hold their tensors."""
-
-
 _use_count = torch._C._storage_Use_Count
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _unwrapped = torch._C._functorch.get_unwrapped
@@ -67,151 +58,17 @@ _ONE_OBJECT = references_of(_references_of_one)
 """The references to the object of a storage that only the function that asked for it has."""
 
 
-class _Outside:
-    """The memory that existed before a forward pass began."""
-
-    def __init__(self, root: nn.Module, inputs: Any, held: Callable[[], Held] | None) -> None:
-        self._root, self.inputs, self._held = ref(root), inputs, held
-        self.storages: set[int] | None = None
-        """Their `id`s; None until first needed."""
-        self.tensors: set[int] | None = None
-        """The `id`s of those that hold it."""
-        self._alive: list[Any] = []
-        self.copies = 0
-
-    @property
-    def root(self) -> nn.Module | None:
-        """The whole model, held weakly: torch does not report the end of a pass that was interrupted."""
-        return self._root()
-
-    def find_tensors(self) -> set[int]:
-        """Find the tensors in it, once per pass."""
-        root = self._root()
-        held = self._held() if self._held is not None else [] if root is None else held_in(root)
-        self._alive = [*tensors_in(self.inputs), *chain.from_iterable(map(_values, held))]
-        self.tensors = set(map(id, self._alive))
-        return self.tensors
-
-    def find(self) -> set[int]:
-        """Find it, once per pass."""
-        if self.tensors is None:
-            self.find_tensors()
-        try:
-            storages = [each.untyped_storage() for each in self._alive if each is not None]
-        except (NotImplementedError, RuntimeError, ValueError):
-            storages = [found for each in self._alive if each is not None and (found := _memory(each)) is not None]
-        self.storages = set(map(id, storages))
-        self._alive += storages  # an `id` is valid while its object is alive
-        return self.storages
-
-
-_values = methodcaller("values")
-
-
-def _memory(tensor: Tensor) -> UntypedStorage | None:
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError, ValueError):
-        return None  # sparse, or not initialized yet: it has no memory to share
-
-
-def held_in(root: nn.Module) -> Held:
-    """The dictionaries in which the modules of a model hold their parameters and buffers.
-
-    It makes no call per module and bypasses `nn.Module.__getattr__`: small networks would notice the cost.
-    """
-    modules, known, held = [root], {id(root)}, []
-    for module in modules:  # which grows meanwhile
-        own = module.__dict__
-        if "_modules" not in own:  # traced by TorchScript
-            own = {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
-        held += [own["_parameters"], own["_buffers"]]
-        for child in own["_modules"].values():
-            if child is not None and id(child) not in known:
-                known.add(id(child))
-                modules.append(child)
-    return held
-
-
-class _Passes(threading.local):
-    """The forward passes of whole models in this thread, by the number of hooks that they run in."""
-
-    def __init__(self) -> None:
-        self.outside: dict[int, list[_Outside]] = {}
-
-    def last(self) -> _Outside | None:
-        """The memory outside the innermost pass, at the current depth of hooks."""
-        some = self.outside.get(running.hooks)
-        return some[-1] if some else None
-
-
-_passes = _Passes()
-
-
-def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None = None) -> int:
-    """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes.
-
-    `held` returns `held_in(root)`, faster than a walk over all modules.
-    """
-    before = _passes.last() if is_in_pass() else None
-    new = _Outside(root, inputs if before is None else (before.inputs, inputs), held)
-    some = _passes.outside.setdefault(running.hooks, [])
-    some.append(new)
-    return len(some) - 1
-
-
-def end_sharing(begun: int = -1) -> None:
-    """End the pass that `begin_sharing` returned `begun` for, and those inside it; by default the innermost."""
-    some = _passes.outside.get(running.hooks, [])
-    del some[begun:]
-    if not some:
-        _passes.outside.pop(running.hooks, None)
-    if not _passes.outside:
-        call_arguments.sent.clear()  # of modules that failed
-
-
-def is_in_pass() -> bool:
-    """Whether a forward pass of a whole model is running in this thread. Interrupted ones are removed."""
-    if _passes.outside:
-        running = {id(each) for each in running_modules()}
-        kept = {hooks: [each for each in some if id(each.root) in running] for hooks, some in _passes.outside.items()}
-        _passes.outside = {hooks: some for hooks, some in kept.items() if some}
-    return bool(_passes.outside)
-
-
 def stop_sharing() -> None:
     """Note that no pass is running in this thread."""
-    _passes.outside.clear()
+    passes_here.outside.clear()
     while _sharing._is_owned():  # type: ignore[attr-defined]  # left by an interrupt
         _sharing.release()
 
 
-def is_whole(module: nn.Module) -> bool:
-    """Whether the forward pass that is running is one of `module` as the whole model."""
-    some = _passes.outside.get(running.hooks)  # as `last` does, without a call: this is asked in every event
-    return bool(some) and some[-1]._root() is module  # type: ignore[index]
-
-
-def root_of_pass() -> nn.Module | None:
-    """The whole model whose forward pass is running, at the current depth of hooks."""
-    outside = _passes.last()
-    return None if outside is None else outside.root
-
-
 def is_from_outside(x: Tensor) -> bool:
     """Whether `x` existed before the current forward pass: an input, a parameter or a buffer, or a view of one."""
-    outside = _passes.last()
+    outside = passes_here.last()
     return outside is not None and _is_plain(x) and id(x.untyped_storage()) in (outside.storages or outside.find())
-
-
-@contextmanager
-def sharing(root: nn.Module, inputs: Any) -> Iterator[None]:
-    """Around a forward pass of a whole model."""
-    begun = begin_sharing(root, inputs)
-    try:
-        yield
-    finally:
-        end_sharing(begun)
 
 
 def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor:
@@ -230,7 +87,7 @@ def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) 
 
 def _is_better_copied(x: Tensor) -> bool:
     """Whether a copy costs less than to find out whether `x` can be shared: for a few small tensors in each pass."""
-    some = _passes.outside.get(running.hooks)  # as `last` does, without a call
+    some = passes_here.outside.get(running.hooks)  # as `last` does, without a call
     outside = some[-1] if some else None
     if outside is None or outside.copies >= _FEW or outside.tensors is not None or x.numel() > _SMALL:
         return False
@@ -295,7 +152,7 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
     if not storage.resizable():  # there is a numpy array of it
         return None
     if not is_ours:
-        some = _passes.outside.get(running.hooks)  # as `last` does, without a call
+        some = passes_here.outside.get(running.hooks)  # as `last` does, without a call
         outside = some[-1] if some else None
         if outside is None:
             is_known = False

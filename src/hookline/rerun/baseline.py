@@ -15,10 +15,10 @@ from hookline.engine.batch_index import drawn_once
 from hookline.engine.compiling import left_out
 from hookline.engine.halving import Fit
 from hookline.engine.modes import GradMode
+from hookline.engine.outside import sharing
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import sharing
 from hookline.engine.split_values import processes
 from hookline.errors import HooklineError
 from hookline.rerun.batching import Budget, budget_for, make_batches

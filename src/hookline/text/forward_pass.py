@@ -161,6 +161,11 @@ class ForwardPass:
             return Span(range(0), 0, None, None)
         return self.encoder if stream == "encoder" and self.encoder is not None else self.span
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether positions of the text, or of what the encoder reads, may be padding."""
+        return self.span.mask is not None or (self.encoder is not None and self.encoder.mask is not None)
+
     def of_rows(self, which: Any) -> ForwardPass:
         """The same pass with some rows of the batch."""
         kept = [which] if isinstance(which, int) else which

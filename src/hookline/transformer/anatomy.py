@@ -142,7 +142,7 @@ class Anatomy:
         """All stacks, including vision towers."""
         return (*self.towers, *self.stacks)
 
-    @property
+    @cached_property
     def is_encoder_decoder(self) -> bool:
         """Whether the model has an encoder and a decoder."""
         return len(self.stacks) > 1

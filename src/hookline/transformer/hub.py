@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -18,6 +19,11 @@ EMBEDDED = ("tinyworld", "tinysight")
 """Models that ship with the package."""
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
+_OPTIONS = (
+    *("device", "dtype", "device_map", "attn_implementation", "revision", "subfolder", "gguf_file", "token"),
+    *("trust_remote_code", "local_files_only", "cache_dir", "quantization_config", "distributed_config"),
+)
+"""Options of `hookline.load` and of transformers' `from_pretrained` that are often used."""
 _TIMEOUT = 10.0
 """Seconds to wait for the hub."""
 
@@ -126,4 +132,7 @@ def as_hookline_error(name: str | Path) -> Iterator[None]:
         raise
     except Exception as error:
         why = " ".join(str(error).split())
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", why) if isinstance(error, TypeError) else None
+        if unknown and (near := get_close_matches(unknown[1], _OPTIONS, n=1, cutoff=0.7)):
+            why += f". Did you mean {near[0]}=?"
         raise HooklineError(f"cannot load {name}: {type(error).__name__}: {why}") from error

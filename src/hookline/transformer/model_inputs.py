@@ -164,7 +164,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
 
     def _decoder_inputs(self, decoder_input: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """The inputs of the decoder, if the model has one; its start token by default."""
-        if not self._anatomy.is_encoder_decoder:
+        if not self._points.anatomy.is_encoder_decoder:
             if decoder_input is not None:
                 raise HooklineError("decoder_input needs an encoder-decoder model, and this model is not one")
             return {}

@@ -225,6 +225,7 @@ def outcome(output: Any) -> Tensor:
         return output
     for name in _OUTCOMES:
         if name in output:
-            return output[name]
+            # Not by ModelOutput's own method, which makes a copy of everything.
+            return dict.__getitem__(output, name) if isinstance(output, dict) else output[name]
     found = f"{a_type(output)} has {', '.join(output)}"
     raise HooklineError(f"{found}, none of which is the output of a language model: call model.module instead")
