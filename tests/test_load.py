@@ -189,7 +189,7 @@ def test_options_that_cannot_be_used() -> None:
         hookline.load("tinyworld", device="nowhere")
     with pytest.raises(hookline.HooklineError, match=r"unexpected keyword argument 'devise'\. Did you mean device=\?"):
         hookline.load("tinyworld", devise="cpu")
-    with pytest.raises(hookline.HooklineError, match="unexpected keyword argument 'zzz'$"):
+    with pytest.raises(hookline.HooklineError, match=r"unexpected keyword argument 'zzz'$"):
         hookline.load("tinyworld", zzz=1)
 
 
