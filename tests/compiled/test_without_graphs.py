@@ -31,6 +31,9 @@ def test_a_python_that_torch_does_not_compile_on(monkeypatch) -> None:
     with pytest.raises(HooklineError, match=r"cannot compile on Python .*not supported on Python 3\.14"):
         model.compile()
     assert model(torch.tensor([[3, 4]])).shape == (1, 2, 64)
+    tokens = torch.tensor([[3, 4]])
+    streamed = torch.cat([tokens, torch.stack([*model.stream(tokens, 3, do_sample=False)], 1)], 1)
+    assert torch.equal(streamed, model.generate(tokens, 3, do_sample=False))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports

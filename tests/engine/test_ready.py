@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from backends import needs_compiler
+from releases import torch_is_before
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -335,6 +336,9 @@ def test_what_a_hook_gave_to_another_process_is_its_own(net):
     assert torch.equal(torch.empty(0).set_(theirs[0], 0, (2, 4)), -net.module.fc(X))
 
 
+@pytest.mark.skipif(
+    torch_is_before("2.10"), reason="its counts do not tell whether memory has another owner, so it is always copied"
+)
 def test_what_a_hook_wrote_to_flows_on_itself_if_nobody_else_has_it(net):
     with torch.no_grad():
         seen = []

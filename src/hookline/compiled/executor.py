@@ -376,3 +376,8 @@ def compiled_runs(points: ModelPoints, options: Mapping[str, Any]) -> CompiledRu
     if checked.points is not None:
         points.select(checked.points)  # which raises an error for an unknown name
     return CompiledRuns(points, checked)
+
+
+def uncompiled_runs(points: ModelPoints) -> CompiledRuns:
+    """Runs that generate step by step without compiling anything, which also works where torch cannot compile."""
+    return CompiledRuns(points, CompileOptions())

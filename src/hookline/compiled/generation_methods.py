@@ -191,7 +191,7 @@ class GenerationMethods(ModelInputs):
         _check_seed(seed)
         ids, inputs = self._prompt(input, max_new_tokens, attention_mask, None, kwargs)
         executor = import_module("hookline.compiled.executor")
-        runs = self._graphs or executor.compiled_runs(self._points, {})
+        runs = self._graphs or executor.uncompiled_runs(self._points)
         steps = runs.stream(
             ids, {"max_new_tokens": max_new_tokens, **inputs}, seed, is_compiled=self._graphs is not None
         )
