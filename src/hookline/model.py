@@ -246,7 +246,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         """
         output, cache = super().run_with_cache(*args, **kwargs)
         logits = output[0] if isinstance(output, tuple) else output
-        logits = logits.get("logits") if not isinstance(logits, Tensor) and isinstance(logits, Mapping) else logits
+        logits = logits.get("logits") if isinstance(logits, Mapping) else logits
         is_whole = kwargs.get("stop_at_layer") is None
         if isinstance(cache, ModelCache) and is_whole and isinstance(logits, Tensor) and logits.ndim == 3:
             cache.keep_logits(logits.detach())

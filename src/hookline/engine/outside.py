@@ -1,4 +1,7 @@
-"""The memory outside a forward pass: the inputs, parameters and buffers that existed before it began."""
+"""The memory outside a forward pass: the inputs, parameters and buffers that existed before it began.
+
+Others may hold pointers to it, so snapshots (`snapshots.py`) copy it, and share only what a pass makes.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,12 @@ class Outside:
     def __init__(self, root: nn.Module, inputs: Any, held: Callable[[], Held] | None) -> None:
         self._root, self.inputs, self._held = ref(root), inputs, held
         self.storages: set[int] | None = None
-        """Their `id`s; None until first needed."""
+        """The `id`s of its storages; None until first needed."""
         self.tensors: set[int] | None = None
-        """The `id`s of those that hold it."""
+        """The `id`s of the tensors in it; None until first needed."""
         self._alive: list[Any] = []
         self.copies = 0
+        """How many small tensors snapshots have copied in this pass rather than look for them here."""
 
     @property
     def root(self) -> nn.Module | None:
