@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hookline.compiled.rewrites import rewrite
 from hookline.errors import HooklineError
 
 _IN_PLACE = {"setitem", "delitem", "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand"}
@@ -25,8 +26,8 @@ class OwnBackend:
     an uncompiled run.
     """
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call, self.graphs, self.is_plain = call, 0, False
+    def __init__(self, call: Callable[..., Any], *, rewrites: bool = False) -> None:
+        self.call, self.rewrites, self.graphs, self.is_plain = call, rewrites, 0, False
 
     def __call__(self, graph: Any, inputs: Any, **options: Any) -> Any:
         """Compile a graph."""
@@ -34,6 +35,10 @@ class OwnBackend:
         graph.graph.eliminate_dead_code(_has_effect)
         graph.recompile()
         plain = copy.deepcopy(graph)  # a compiler may change the graph that it is given
+        if self.rewrites:
+            rewrite(graph.graph)
+            graph.graph.eliminate_dead_code(_has_effect)
+            graph.recompile()
         fused = self.call(graph, inputs, **options)
         return lambda *args: plain(*args) if self.is_plain else fused(*args)
 
@@ -66,7 +71,7 @@ class CompileOptions:
         """A backend object for one variant."""
         if self.backend == "inductor":
             mode = self.mode or ("reduce-overhead" if device.type == "cuda" and self.options is None else None)
-            return OwnBackend(torch._TorchCompileInductorWrapper(mode, self.options, False))
+            return OwnBackend(torch._TorchCompileInductorWrapper(mode, self.options, False), rewrites=True)
         if callable(self.backend):
             return OwnBackend(self.backend)
         return OwnBackend(torch._dynamo.lookup_backend(self.backend))
