@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, StaticCache, StaticLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import DynamicCache, StaticCache, StaticLayer
 
 from hookline.compiled.program import Clock, Program, fixed
 from hookline.compiled.sampling import Sampler, Sampling
@@ -35,22 +34,38 @@ def static_cache(config: Any, length: int) -> StaticCache | str:
     others = {type(layer).__name__ for layer in cache.layers} - {"StaticLayer", "StaticSlidingWindowLayer"}
     if others:
         return f"its cache has layers of another kind: {', '.join(sorted(others))}"
-    cache.layers = [StaticLayer(length) if type(each) is StaticSlidingWindowLayer else each for each in cache.layers]
+    cache.layers = [ColumnLayer(length) for _ in cache.layers]
     return cache
+
+
+class ColumnLayer(StaticLayer):
+    """A layer of a static cache that writes at a column of the text, which one tensor states for all layers.
+
+    In transformers' own each layer counts by itself, which is one more kernel in every layer and step.
+    """
+
+    keys: Any
+    values: Any
+    cumulative_length: Any
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write keys and values, and return all of them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        where = torch.arange(key_states.shape[-2], device=self.device) + self.cumulative_length
+        self.keys.index_copy_(2, where, key_states)
+        self.values.index_copy_(2, where, value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> Any:
+        """The column, as a tensor without axes."""
+        return self.cumulative_length.view(()) if self.is_initialized else 0
 
 
 def vocab_of(module: Any) -> int:
     """The width of the logits."""
     head = module.get_output_embeddings()
     return head.weight.shape[0] if head is not None else module.config.get_text_config().vocab_size
-
-
-@dataclass
-class Saved:
-    """The state before a step."""
-
-    tensors: list[Tensor]
-    lengths: list[Tensor]
 
 
 class DecodeState:
@@ -69,6 +84,8 @@ class DecodeState:
         self.finished = torch.zeros(rows, 1, dtype=torch.bool, device=device)
         for each in (self.token, self.column, self.tokens, self.mask, self.padding, self.finished):
             fixed(each)
+        for layer in () if cache is None else cache.layers:
+            layer.cumulative_length = self.column
         self.sampler = Sampler(rows, vocab, device)
         self.clock = Clock(rows, length, device, self.column, self.token)
         known = parameters_of(module)[0]
@@ -76,7 +93,7 @@ class DecodeState:
         self.variants: list[Any] = []
 
     def begin(self, ids: Tensor, mask: Tensor, sampling: Sampling) -> None:
-        """Begin a text."""
+        """Begin a text, at its first column."""
         start = ids.shape[1]
         self.cache.reset()
         self.mask.fill_(1)
@@ -85,7 +102,7 @@ class DecodeState:
         self.tokens[:, :start] = ids
         self.finished.zero_()
         self.sampler.set(sampling)
-        self.column.fill_(start - 1)
+        self.column.zero_()
 
     def prefill(self, ids: Tensor, mask: Tensor, sampling: Sampling, *, all_logits: bool) -> None:
         """Run the prompt, with the hooks of the engine, and choose the first new token."""
@@ -95,6 +112,7 @@ class DecodeState:
         if self.keeps_logits and not all_logits:
             inputs["logits_to_keep"] = 1
         output = self.module(**inputs, past_key_values=self.cache, use_cache=True)
+        self.column.fill_(ids.shape[1] - 1)
         if sampling.temperature is not None:
             self.sampler.draw()
         self.choose(output.logits[:, -1].float(), sampling)
@@ -132,17 +150,17 @@ class DecodeState:
         self.tokens.index_copy_(1, self.column, chosen)
         self.token.copy_(chosen)
 
-    def saved(self) -> Saved:
+    def saved(self) -> list[Tensor]:
         """The state now."""
-        tensors = [each.clone() for each in (self.token, self.column, self.tokens, self.finished)]
-        return Saved(tensors, [layer.cumulative_length.clone() for layer in self.cache.layers])
+        return [each.clone() for each in self._moving()]
 
-    def restore(self, saved: Saved) -> None:
-        """Return to an earlier state, to run a step again."""
-        for each, before in zip((self.token, self.column, self.tokens, self.finished), saved.tensors, strict=True):
+    def restore(self, saved: list[Tensor]) -> None:
+        """Return to an earlier state, to run a step again: it writes to the cache where it wrote before."""
+        for each, before in zip(self._moving(), saved, strict=True):
             each.copy_(before)
-        for layer, length in zip(self.cache.layers, saved.lengths, strict=True):
-            layer.cumulative_length.copy_(length)
+
+    def _moving(self) -> tuple[Tensor, ...]:
+        return self.token, self.column, self.tokens, self.finished
 
     def ended(self, start: int, stop: int) -> int:
         """The length of the text: up to the first column at which every row has ended, or `stop`."""
