@@ -13,6 +13,7 @@ from hookline.compiled.classify import Placement, placed, refusal
 from hookline.engine import interception, skipping
 from hookline.engine.actions import Action
 from hookline.engine.calls import running
+from hookline.engine.detours import PLACE
 from hookline.engine.order import Kind
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.taps import Tap, has_foreign_hooks
@@ -21,25 +22,31 @@ from hookline.transformer.index import ModelPoints
 _GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 
-def of_model(module: nn.Module) -> str | None:
-    """Why a model cannot be compiled whole; None if it can."""
-    if not getattr(module, "_can_compile_fullgraph", False):
-        return f"transformers says that {type(module).__name__} cannot be compiled whole"
-    if module.config.is_encoder_decoder:  # type: ignore[union-attr]
+def why_uncompiled(points: ModelPoints) -> str | None:
+    """Why a call of the model that begins now cannot be compiled; None if it can."""
+    modules = [*points.root.modules()]
+    return _of_model(points.root, modules) or _of_thread() or _of_modules(points, modules)
+
+
+def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
+    """Why the model cannot be compiled whole."""
+    if not getattr(root, "_can_compile_fullgraph", False):
+        return f"transformers says that {type(root).__name__} cannot be compiled whole"
+    if root.config.is_encoder_decoder:  # type: ignore[union-attr]
         return "it is an encoder-decoder model"
-    quantizer = getattr(module, "hf_quantizer", None)
+    quantizer = getattr(root, "hf_quantizer", None)
     if quantizer is not None and not quantizer.is_compileable:
         return "its quantization cannot be compiled"
-    if len({each.device for each in module.parameters()}) > 1:
+    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
+    if len({each.device for each in parameters}) > 1:
         return "it is on several devices"
-    if any(type(each).__name__ == "DTensor" for each in module.parameters()):
+    if "DTensor" in {kind.__name__ for kind in {*map(type, parameters)}}:
         return "its parameters are sharded over several processes"
     return None
 
 
-def of_call(points: ModelPoints) -> str | None:
-    """Why the call that begins now cannot be compiled: what others did to the model or the thread."""
-    root, own = points.root, points.permanent_hooks()
+def _of_thread() -> str | None:
+    """Why nothing can be compiled in this thread now."""
     if running.hooks:
         return "it is called in a hook"
     if interception.stack.interceptors or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
@@ -50,19 +57,30 @@ def of_call(points: ModelPoints) -> str | None:
         return "some of its layers are skipped"
     if any(getattr(torch_module, name) for name in _GLOBAL):
         return "there are hooks on all modules of the process"
-    for name, each in root.named_modules():
-        if has_foreign_hooks(each, Kind.INPUT) or has_foreign_hooks(each, Kind.OUTPUT) or each._backward_hooks:
-            return f"somebody else has a torch hook on {name or 'the model'!r}"
-        taps = [
-            hook for hook in (*each._forward_hooks.values(), *each._forward_pre_hooks.values()) if type(hook) is Tap
-        ]
-        if any(other not in own for tap in taps for other in tap.permanent):
-            return f"a wrapper of a part of the model has a permanent hook on {name!r}"
-        if skipping.is_detoured(each):
-            return "another thread skips some of its layers"
-        if "forward" in vars(each) or vars(each).get("_compiled_call_impl") is not None:
-            return f"the call of {name or 'the model'!r} is replaced"
     return None
+
+
+def _of_modules(points: ModelPoints, modules: Sequence[nn.Module]) -> str | None:
+    """What others did to the modules of the model that keeps it from being compiled."""
+    own = points.permanent_hooks()
+    for each in modules:
+        if each._forward_hooks or each._forward_pre_hooks or each._backward_hooks:
+            if has_foreign_hooks(each, Kind.INPUT) or has_foreign_hooks(each, Kind.OUTPUT) or each._backward_hooks:
+                return f"somebody else has a torch hook on {_path(points.root, each)}"
+            hooks = (*each._forward_hooks.values(), *each._forward_pre_hooks.values())
+            if any(other not in own for hook in hooks if type(hook) is Tap for other in hook.permanent):
+                return f"a wrapper of a part of the model has a permanent hook on {_path(points.root, each)}"
+        attributes = vars(each)
+        if "forward" in attributes or attributes.get(PLACE) is not None:
+            if skipping.is_detoured(each):
+                return "another thread skips some of its layers"
+            return f"the call of {_path(points.root, each)} is replaced"
+    return None
+
+
+def _path(root: nn.Module, module: nn.Module) -> str:
+    path = next(path for path, each in root.named_modules() if each is module)
+    return repr(path or "the model")
 
 
 def actions_of(points: ModelPoints) -> list[Action] | str:

@@ -155,7 +155,7 @@ class CompiledRuns:
     def _checked(self, ids: Tensor, options: dict[str, Any]) -> tuple[list[Action], Sampling, int] | str:
         module: Any = self.points.root
         self._keep_up()
-        why = entry.of_model(module) or entry.of_call(self.points)
+        why = entry.why_uncompiled(self.points)
         if why is not None:
             return why
         actions = entry.actions_of(self.points)
@@ -255,7 +255,7 @@ class CompiledRuns:
         shape = inputs["input_ids"].shape
         if any(each.shape != shape or each.is_floating_point() for each in inputs.values()):
             return "its inputs do not all have one number per token"
-        why = entry.of_model(self.points.root) or entry.of_call(self.points)
+        why = entry.why_uncompiled(self.points)
         actions = entry.actions_of(self.points) if why is None else why
         if isinstance(actions, str):
             return actions

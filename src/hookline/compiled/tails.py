@@ -227,7 +227,7 @@ def _rows(placed: Sequence[RowChange]) -> range:
 def why_eager(joined: JoinedRun) -> str | None:
     """Why a batch of variants cannot be compiled; None if it can."""
     points = joined.points
-    why = entry.of_model(points.root) or entry.of_call(points)
+    why = entry.why_uncompiled(points)
     if why is not None or joined.skipped:
         return why or "the text has images"
     if entry.actions_of(points):
