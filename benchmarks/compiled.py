@@ -68,7 +68,7 @@ def bandwidth(device: str) -> float:
 
 def compile_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `model.compile`."""
-    tuned = {"triton.cudagraphs": True, "coordinate_descent_tuning": True} if args.tuned else None
+    tuned = {"triton.cudagraphs": True, "combo_kernels": True} if args.tuned else None
     given = {"backend": args.backend, "mode": args.mode, "options": tuned}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -276,7 +276,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--backend", default=None)
     parser.add_argument("--mode", default=None, help='of torch.compile, such as "max-autotune"')
-    parser.add_argument("--tuned", action="store_true", help="let inductor tune its kernels: a longer first call")
+    parser.add_argument("--tuned", action="store_true", help="let inductor combine small kernels")
     parser.add_argument("--theirs", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--new", type=int, default=256)

@@ -27,6 +27,7 @@ BY_HAND = {
     "cache of every resid_post": "every resid_post by hand",
     "one head zeroed": "one head zeroed by hand",
 }
+BY_HAND |= {f"{name}, compiled": by_hand for name, by_hand in BY_HAND.items()}
 """What is also compared with torch hooks written by hand, in each round."""
 
 
@@ -90,16 +91,24 @@ def zero_head(z: Tensor) -> None:
 def works(module: transformers.PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], object]]:
     """Return what is timed without gradients."""
     model = hookline.hook(module)
-    streams = "blocks.*.hook_resid_post"
-    return {
+    streams, hooks = "blocks.*.hook_resid_post", [("blocks.2.attn.hook_z", zero_head)]
+    found: dict[str, Callable[[], object]] = {
         "bare": lambda: module(tokens),
         "unhooked": lambda: model(tokens),
         "every resid_post by hand": lambda: by_hand(module, tokens),
         "cache of every resid_post": lambda: model.run_with_cache(tokens, names_filter=streams),
         "one head zeroed by hand": lambda: zeroed_by_hand(module, tokens),
-        "one head zeroed": lambda: model.run_with_hooks(tokens, fwd_hooks=[("blocks.2.attn.hook_z", zero_head)]),
+        "one head zeroed": lambda: model.run_with_hooks(tokens, fwd_hooks=hooks),
         f"cache of all {len(model.hook_dict)} points": lambda: model.run_with_cache(tokens),
     }
+    if tokens.is_cuda and tokens.shape[0] == 1:
+        compiled = hookline.hook(module)
+        compiled.compile()
+        found["cache of every resid_post, compiled"] = lambda: compiled.run_with_cache(tokens, names_filter=streams)
+        found["one head zeroed, compiled"] = lambda: compiled.run_with_hooks(tokens, fwd_hooks=hooks)
+        for name in BY_HAND:
+            found[name]()  # compiles
+    return found
 
 
 def _layers(module: transformers.PreTrainedModel) -> torch.nn.ModuleList:
@@ -232,8 +241,8 @@ def main() -> None:
                 over = [] if by_hand is None else [one / other for one, other in zip(values, by_hand, strict=True)]
                 more = f", {statistics.median(over):.3f} of that by hand" if over else ""
                 if name != "bare":
-                    print(f"{where} {name:32} {median(values)}{more}", flush=True)
-            print(f"{where} {'memory of a full cache':32} {memory(module, tokens)}", flush=True)
+                    print(f"{where} {name:36} {median(values)}{more}", flush=True)
+            print(f"{where} {'memory of a full cache':36} {memory(module, tokens)}", flush=True)
         print(f"{make.__name__:12} {'':6} wrapping: {wrap_seconds(module):.3f} s\n")
 
 
