@@ -37,13 +37,14 @@ def test_attention_is_that_of_torch_with_every_kind_of_mask(shape, is_bool):
     torch.testing.assert_close(found, expected)
 
 
-def test_attention_takes_a_scale_another_width_of_values_and_half_precision():
+def test_attention_takes_a_scale_another_width_of_values_and_every_precision():
     mask = torch.ones(ROWS, 1, 1, LENGTH, dtype=torch.bool)
     torch.testing.assert_close(*attended(mask, scale=0.3, out_width=7))
+    torch.testing.assert_close(*attended(mask, dtype=torch.float64))
     torch.testing.assert_close(*attended(mask, dtype=torch.bfloat16), atol=0.03, rtol=0.03)  # bfloat16 has 8 bits
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_sums_of_rows_are_a_linear_layer(dtype, has_bias):
     vector, weight = torch.randn(1, 1, 12, dtype=dtype), torch.randn(7, 12, dtype=dtype)

@@ -41,14 +41,15 @@ def rewrite(graph: fx.Graph) -> None:
 def attention_of_one_token(
     query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, scale: float | None = None, **_: Any
 ) -> Tensor:
-    """Attention of `[batch, head, 1, e]` over keys and values of `[batch, group, k, e]`, with a softmax in float32."""
+    """Attention of `[batch, head, 1, e]` over keys and values of `[batch, group, k, e]`, in float32 at least."""
     rows, groups, length, width = key.shape
     queries = query.reshape(rows * groups, -1, width)
     keys = key.reshape(rows * groups, length, width).transpose(1, 2)
-    if query.is_cuda and query.dtype.itemsize < 4:
-        scores = torch.bmm(queries, keys, out_dtype=torch.float32)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    if query.is_cuda and query.dtype != wide:
+        scores = torch.bmm(queries, keys, out_dtype=wide)
     else:
-        scores = torch.bmm(queries.float(), keys.float())
+        scores = torch.bmm(queries.to(wide), keys.to(wide))
     scores = scores.view(rows, groups, -1, length) * (width**-0.5 if scale is None else scale)
     if attn_mask.shape[1] > 1:
         attn_mask = attn_mask.reshape(attn_mask.shape[0], groups, -1, length)
@@ -59,8 +60,9 @@ def attention_of_one_token(
 
 
 def sums_of_rows(vector: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`linear` of one vector, summed in float32."""
-    sums = (vector.reshape(-1).float() * weight.float()).sum(-1)
+    """`linear` of one vector, summed in float32 at least."""
+    wide = torch.promote_types(vector.dtype, torch.float32)
+    sums = (vector.reshape(-1).to(wide) * weight.to(wide)).sum(-1)
     return (sums if bias is None else sums + bias).to(vector.dtype).view(*vector.shape[:-1], -1)
 
 
