@@ -7,7 +7,14 @@ import pytest
 import torch
 from backends import Counting, needs_graphs
 from tiny_models import causal_lm
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 
 import hookline
 from hookline.edits import add, mean, noise, project_out, replace, scale, zero
@@ -390,6 +397,27 @@ def test_options(model) -> None:
         )
     assert [row.compiled.split(":")[0] for row in plan] == ["table", "eager", "read"]
     assert "table" in str(plan)
+
+
+@pytest.mark.parametrize("kind", ["bloom", "falcon"])
+def test_position_biases_of_padded_prompts(kind) -> None:
+    torch._dynamo.reset()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    more = {"alibi": True, "multi_query": False} if kind == "falcon" else {}
+    config = AutoConfig.for_model(kind, **sizes, **more, pad_token_id=0, eos_token_id=None)
+    model = hookline.hook(AutoModelForCausalLM.from_config(config).eval())
+    runs = model.compile(backend=Counting())
+    vars(model)["_compiled_runs"] = None
+    ids = torch.randint(3, 60, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    (expected, kept), (found, read) = both(model, runs, ids, attention_mask=mask, max_new_tokens=7)
+    assert torch.equal(expected, found)
+    is_text = torch.nn.functional.pad(mask, (0, 6), value=1).bool()
+    for name in kept:
+        torch.testing.assert_close(read[name][is_text], kept[name][is_text])
+    assert not runs.reasons
+    runs.close()
 
 
 SIX = ["llama", "gpt2", "gemma3_text", "mistral", "gpt_neox", "qwen3"]

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache, StaticCache, StaticLayer
 from hookline.compiled.program import Clock, Program, fixed
 from hookline.compiled.sampling import Sampler, Sampling
 from hookline.engine.signatures import parameters_of
+from hookline.transformer.architectures import architecture
 
 
 def bucket(length: int, size: int = 64) -> int:
@@ -90,6 +91,8 @@ class DecodeState:
         self.clock = Clock(rows, length, device, self.column, self.token)
         known = parameters_of(module)[0]
         self.takes_positions, self.keeps_logits = "position_ids" in known, "logits_to_keep" in known
+        # Biases are added to all keys of the cache, those of later columns too, and counted by the mask.
+        self.takes_whole_mask = cache is not None and architecture(module.config).positions == "alibi"
         self.variants: list[Any] = []
 
     def begin(self, ids: Tensor, mask: Tensor, sampling: Sampling) -> None:
@@ -106,7 +109,7 @@ class DecodeState:
 
     def prefill(self, ids: Tensor, mask: Tensor, sampling: Sampling, *, all_logits: bool) -> None:
         """Run the prompt, with the hooks of the engine, and choose the first new token."""
-        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": self.mask if self.takes_whole_mask else mask}
         if self.takes_positions:
             inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
         if self.keeps_logits and not all_logits:
