@@ -14,6 +14,8 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    Phi3Config,
+    Phi3ForCausalLM,
 )
 
 import hookline
@@ -192,7 +194,7 @@ def test_what_cannot_be_compiled_runs_uncompiled_and_says_so(model, ids) -> None
             (("blocks.0.hook_resid_post", noise(0.1)), "noise"),
             (("blocks.0.attn.hook_pattern", zero(head=0)), "inside its module"),
             (("blocks.0.ln1.hook_scale", scale(2.0)), "derived"),
-            (("blocks.0.hook_resid_post", add(vector, pos=token(5, nth=0))), "depends on the text"),
+            (("blocks.0.hook_resid_post", add(vector, pos=token(5, nth=0))), "not a table here"),
         ):
             with pytest.warns(HooklineWarning, match=why), model.hooks([hook]):
                 compiled = model.generate(ids, max_new_tokens=4, do_sample=False)
@@ -418,6 +420,88 @@ def test_position_biases_of_padded_prompts(kind) -> None:
         torch.testing.assert_close(read[name][is_text], kept[name][is_text])
     assert not runs.reasons
     runs.close()
+
+
+def test_stop_tokens_of_a_generation_after_one_without() -> None:
+    torch._dynamo.reset()
+    model = built()
+    runs = model.compile(backend=Counting())
+    ids = torch.randint(3, 60, (4, 5))
+    options = {"max_new_tokens": 12, "do_sample": False}
+    free = model.generate(ids, **options)
+    stops = [int(free[0, 6]), int(free[1, 8])]  # in the middle of two texts
+    (expected, _), (found, _) = both(model, runs, ids, **options, eos_token_id=stops)
+    assert torch.equal(expected, found)
+    assert (expected == 0).any()
+    assert runs.graphs == 2, "one for generate, one for generate_with_cache"
+    runs.close()
+
+
+def test_inference_mode_first() -> None:
+    torch._dynamo.reset()
+    model = built()
+    ids = torch.randint(3, 60, (1, 5))
+    expected, logits = model.generate(ids, max_new_tokens=6, do_sample=False), model(ids)
+    with torch.inference_mode():
+        assert [int(each) for each in model.stream(ids, max_new_tokens=6, do_sample=False)] == expected[0, 5:].tolist()
+    with model.compiled(backend=Counting()) as runs:
+        for mode in (torch.inference_mode, torch.no_grad):
+            with mode():
+                assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False), expected)
+                assert [int(each) for each in model.stream(ids, max_new_tokens=6)] == expected[0, 5:].tolist()
+                torch.testing.assert_close(model.run_with_cache(ids, names_filter="hook_embed")[0], logits)
+        assert not runs.reasons
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 20}
+LONG |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+
+
+def long_model() -> hookline.HookedModel:
+    """A model whose rotary angles change at 20 tokens."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"vocab_size": 64, "pad_token_id": 0, "eos_token_id": None, "max_position_embeddings": 80}
+    config = Phi3Config(
+        **sizes, **more, initializer_range=0.2, original_max_position_embeddings=20, rope_parameters=LONG
+    )
+    return hookline.hook(Phi3ForCausalLM(config).eval())
+
+
+def test_a_generation_in_which_rotary_angles_change_runs_uncompiled() -> None:
+    torch._dynamo.reset()
+    model = long_model()
+    ids = torch.randint(3, 60, (1, 15))
+    expected = model.generate(ids, max_new_tokens=20, do_sample=False)
+    with model.compiled(backend=Counting()) as runs:
+        with pytest.warns(HooklineWarning, match="rotary angles change at 20 tokens"):
+            assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), expected)
+        assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), expected[:, :20])
+        assert runs.graphs == 1
+
+
+def test_a_pass_shorter_than_where_rotary_angles_change() -> None:
+    torch._dynamo.reset()
+    model = long_model()
+    ids = torch.randint(3, 60, (1, 22))
+    with torch.no_grad():
+        expected = [model(ids[:, :length]) for length in (22, 19)]  # both would be padded to 24
+        with model.compiled(backend=Counting()) as runs:
+            for _ in range(2):
+                for length, logits in zip((22, 19), expected, strict=True):
+                    torch.testing.assert_close(model(ids[:, :length]), logits)
+            assert not runs.reasons
+
+
+def test_training_mode_runs_uncompiled() -> None:
+    model = hookline.hook(causal_lm("gpt2"))
+    model.module.train()
+    ids = torch.randint(3, 60, (1, 5))
+    torch.manual_seed(1)
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False)
+    torch.manual_seed(1)
+    with model.compiled(backend=Counting()), pytest.warns(HooklineWarning, match="training mode"):
+        assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False), expected)
 
 
 SIX = ["llama", "gpt2", "gemma3_text", "mistral", "gpt_neox", "qwen3"]

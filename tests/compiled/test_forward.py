@@ -3,12 +3,13 @@
 import pytest
 import torch
 from backends import Counting, needs_graphs
+from tiny_models import causal_lm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hookline
 from hookline.edits import add, freeze, project_out, replace, zero
-from hookline.errors import HookError, HooklineWarning
-from hookline.positions import at, last
+from hookline.errors import HookError, HooklineWarning, NeverFiredWarning
+from hookline.positions import at, last, new_tokens
 
 pytestmark = [
     needs_graphs,
@@ -144,6 +145,8 @@ def test_a_cache_has_the_order_of_the_pass(model) -> None:
     ("options", "message"),
     [
         ({"points": "zz"}, "no point is named 'zz'"),
+        ({"points": "blocks.*.attn.hook_pattern"}, "'blocks.0.attn.hook_pattern' cannot be edited in a graph"),
+        ({"options": {"nonsense": 1}}, "options: Unexpected optimization option nonsense$"),
         ({"backend": "nope"}, "there is no backend 'nope': torch has .*inductor"),
         ({"backend": 3}, "a backend is a name or a function"),
         ({"backend": "eager", "mode": "reduce-overhead"}, "mode and options are for the backend"),
@@ -158,3 +161,60 @@ def test_wrong_options_raise_at_once(model, options, message) -> None:
     with pytest.raises(hookline.HooklineError, match=message):
         model.compile(**options)
     assert model._graphs is None
+
+
+def test_positions_that_restart_run_uncompiled(model) -> None:
+    ids = torch.randint(3, 60, (1, 12))
+    one, two = torch.arange(12)[None], torch.cat([torch.arange(7), torch.arange(5)])[None]
+    with torch.no_grad():
+        expected = model(ids, position_ids=two)
+        with model.compiled(backend=Counting()) as runs:
+            model(ids, position_ids=one)
+            assert runs.graphs == 1
+            with pytest.warns(HooklineWarning, match="not consecutive"):
+                assert torch.equal(model(ids, position_ids=two), expected)
+            mask = torch.ones_like(ids)
+            for _ in range(2):
+                torch.testing.assert_close(model(ids, position_ids=two, attention_mask=mask), expected)
+            assert runs.graphs == 2
+
+
+def test_padding_is_not_compared() -> None:
+    """Attention over nothing is uniform over all columns in eager attention, and a graph has more of them."""
+    torch._dynamo.reset()
+    model = hookline.hook(causal_lm("gptj").eval())
+    ids = torch.randint(3, 60, (2, 13))
+    mask = torch.ones_like(ids)
+    mask[0, :6] = 0
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask)
+        with model.compiled(backend=Counting()) as runs:
+            for _ in range(2):
+                found = model(ids, attention_mask=mask)
+                torch.testing.assert_close(found[mask.bool()], expected[mask.bool()])
+            assert not runs.reasons
+
+
+def test_a_hook_that_never_fires_has_the_same_reason(model) -> None:
+    ids = torch.randint(3, 60, (1, 6))
+    hook = ("blocks.0.hook_resid_post", add(torch.ones(32), pos=new_tokens))
+    with torch.no_grad(), model.compiled(backend=Counting()):
+        for _ in range(3):
+            with pytest.warns(NeverFiredWarning, match="none of the positions that ran is new_tokens"):
+                model.run_with_hooks(ids, fwd_hooks=[hook])
+            with (
+                pytest.warns(NeverFiredWarning, match="none of the positions that ran is new_tokens"),
+                model.hooks([hook]),
+            ):
+                model(ids)
+
+
+def test_a_function_that_cannot_be_compiled_is_named(model) -> None:
+    ids = torch.randint(3, 60, (1, 6))
+    hooks = [("blocks.1.hook_mlp_out", lambda x: x * 2 if x.sum() > 0 else x)]
+    with torch.no_grad():
+        expected = model.run_with_hooks(ids, fwd_hooks=hooks)
+    said = pytest.warns(HooklineWarning, match=r"with the function at 'blocks.1.hook_mlp_out' \(Unsupported")
+    with torch.no_grad(), model.compiled(backend=Counting()), said:
+        found = model.run_with_hooks(ids, fwd_hooks=hooks)
+    torch.testing.assert_close(found, expected)

@@ -54,11 +54,11 @@ def test_sums_of_rows_are_a_linear_layer(dtype, has_bias):
     torch.testing.assert_close(found, expected)
 
 
-def product(rows: int, weight: tuple[int, int], device: str) -> fx.Graph:
+def product(rows: int, weight: tuple[int, ...], device: str) -> fx.Graph:
     """A graph of one linear layer, with the shapes that the compiler notes."""
     graph = fx.Graph()
     with FakeTensorMode():
-        shapes = {"x": (rows, 1, weight[1]), "weight": weight}
+        shapes = {"x": (rows, 1, weight[-1]), "weight": weight}
         for name, shape in shapes.items():
             graph.placeholder(name).meta["example_value"] = torch.empty(shape, device=device)
     graph.output(graph.call_function(F.linear, tuple(graph.find_nodes(op="placeholder"))))
@@ -81,6 +81,28 @@ def test_products_of_one_vector_on_a_gpu_are_sums_of_rows(rows, weight, device, 
     rewrite(graph)
     assert len(graph.find_nodes(op="call_function", target=sums_of_rows)) == is_rewritten
     assert len(graph.find_nodes(op="call_function", target=F.linear)) == (not is_rewritten)
+
+
+def test_calls_by_keyword_and_vectors_stay_as_they_are():
+    for given in ({"weight": 1}, {"input": 0, "weight": 1}):
+        graph = product(1, (64, 64), "cuda")
+        node = graph.find_nodes(op="call_function", target=F.linear)[0]
+        values = node.args
+        node.args = tuple(each for number, each in enumerate(values) if number not in given.values())
+        node.kwargs = {name: values[number] for name, number in given.items()}
+        rewrite(graph)
+        assert node.target is F.linear
+    graph = product(1, (64,), "cuda")
+    rewrite(graph)
+    assert graph.find_nodes(op="call_function", target=F.linear)
+
+
+def test_attention_over_nothing_is_zero():
+    mask = torch.ones(ROWS, 1, 1, LENGTH, dtype=torch.bool)
+    mask[1] = False
+    expected, found = attended(mask)
+    assert not found[1].any()
+    torch.testing.assert_close(found, expected)
 
 
 def attention(length: int = 1, **options) -> fx.Graph:

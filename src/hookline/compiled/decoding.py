@@ -146,9 +146,8 @@ class DecodeState:
     def choose(self, logits: Tensor, sampling: Sampling) -> None:
         """Choose the next token of each row, and move on to it."""
         chosen = self.sampler.choose(logits, sampling)
-        if sampling.stops:
-            chosen = torch.where(self.finished, self.sampler.pad, chosen)
-            self.finished.logical_or_((chosen == self.sampler.stops).any(-1, keepdim=True))
+        chosen = torch.where(self.finished, self.sampler.pad, chosen)
+        self.finished.logical_or_((chosen == self.sampler.stops).any(-1, keepdim=True))  # -1 is none
         self.column.add_(1)
         self.tokens.index_copy_(1, self.column, chosen)
         self.token.copy_(chosen)

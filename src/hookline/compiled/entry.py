@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from hookline.compiled.classify import Placement, placed, refusal
@@ -38,6 +38,8 @@ def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
     if quantizer is not None and not quantizer.is_compileable:
         return "its quantization cannot be compiled"
     parameters = [each for module in modules for each in module._parameters.values() if each is not None]
+    if any(module.training for module in modules):
+        return "it is in training mode: call model.eval()"
     if len({each.device for each in parameters}) > 1:
         return "it is on several devices"
     if "DTensor" in {kind.__name__ for kind in {*map(type, parameters)}}:
@@ -81,6 +83,20 @@ def _of_modules(points: ModelPoints, modules: Sequence[nn.Module]) -> str | None
 def _path(root: nn.Module, module: nn.Module) -> str:
     path = next(path for path, each in root.named_modules() if each is module)
     return repr(path or "the model")
+
+
+def text_config(points: ModelPoints) -> Any:
+    """The config of the language model."""
+    module: Any = points.root
+    return module.config.get_text_config()
+
+
+def are_one_text(position_ids: Tensor) -> bool:
+    """Whether the positions of each row follow one another. Without a mask, transformers takes gaps for ends of texts.
+
+    It looks for them in some passes only, which differ between compiled and uncompiled ones.
+    """
+    return bool((position_ids.diff(dim=1) == 1).all())
 
 
 def actions_of(points: ModelPoints) -> list[Action] | str:

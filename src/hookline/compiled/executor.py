@@ -38,6 +38,7 @@ from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.rerun.joined import JoinedRun
+from hookline.transformer.architectures import depends_on_length, rotary_change
 from hookline.transformer.index import ModelPoints
 
 State: TypeAlias = DecodeState | ForwardState | tails.TailState
@@ -135,7 +136,8 @@ class CompiledRuns:
         if why is not None or isinstance(sampling, str) or isinstance(settings, str):
             raise HooklineError(f"stream cannot do this: {why or sampling}. Use generate")
         count = settings[0].max_new_tokens
-        state = GrowingState(module, ids.shape[0], ids.shape[1] + count, vocab_of(module))
+        with PlainTensors():
+            state = GrowingState(module, ids.shape[0], ids.shape[1] + count, vocab_of(module))
         return CompiledGeneration(self, state, [], ids, mask, sampling, count, is_compiled=False)
 
     def _generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | str:
@@ -147,6 +149,9 @@ class CompiledRuns:
         if isinstance(found, str):
             return found
         actions, sampling, count = found
+        change = rotary_change(entry.text_config(self.points))
+        if change is not None and ids.shape[1] <= change < ids.shape[1] + count:
+            return f"its rotary angles change at {change} tokens, where the model's own generate may start over"
         state = self._state(ids.shape[0], bucket(ids.shape[1] + count))
         if isinstance(state, str):
             return state
@@ -181,10 +186,11 @@ class CompiledRuns:
         if (known := self.taken((rows, length))) is not None:
             return known
         module: Any = self.points.root
-        cache = static_cache(module.config, length)
-        if isinstance(cache, str):
-            return cache
-        return DecodeState(module, cache, rows, length, vocab_of(module))
+        with PlainTensors():
+            cache = static_cache(module.config, length)
+            if isinstance(cache, str):
+                return cache
+            return DecodeState(module, cache, rows, length, vocab_of(module))
 
     def give_back(self, state: State) -> None:
         """A run has ended."""
@@ -202,14 +208,17 @@ class CompiledRuns:
         stops = any(each.recorder.stops for each in records_of(actions))
         rows, width = inputs["input_ids"].shape
         has_function = any(placed(each).how == "traced" for each in actions)  # it would see the padding
-        length = width if has_function else bucket(width, 16)
+        is_exact = has_function or depends_on_length(entry.text_config(self.points))
+        length = width if is_exact else bucket(width, 16)
         key = (rows, length, tuple(inputs), stops)
         if stops:
             where = tuple(each.point.site for each in actions if isinstance(each, PointAction))
             if (why := self.repeats.why_not((key, where))) is not None:
                 self.left(why)
                 return None
-        return CompiledForward(self, self.taken(key) or ForwardState(self.points.root, *key), actions, inputs)
+        with PlainTensors():
+            state = self.taken(key) or ForwardState(self.points.root, *key)
+        return CompiledForward(self, state, actions, inputs)
 
     def joined(self, run: JoinedRun) -> Tensor | None:
         """The logits of a batch of variants in an experiment; None if it cannot be compiled, or would not pay."""
@@ -251,10 +260,13 @@ class CompiledRuns:
             return "gradients are on: use torch.no_grad()"
         others = [name for name in inputs if name not in INPUTS]
         if others or "input_ids" not in inputs:
-            return f"it takes {', '.join(others) or 'no input_ids'}"
+            return f"it is called with {', '.join(others) or 'no input_ids'}"
         shape = inputs["input_ids"].shape
         if any(each.shape != shape or each.is_floating_point() for each in inputs.values()):
             return "its inputs do not all have one number per token"
+        ids = None if "attention_mask" in inputs else inputs.get("position_ids")
+        if ids is not None and not entry.are_one_text(ids):
+            return "its position ids are not consecutive: pass attention_mask too, so that each row is one text"
         why = entry.why_uncompiled(self.points)
         actions = entry.actions_of(self.points) if why is None else why
         if isinstance(actions, str):
@@ -373,8 +385,10 @@ def _number(count: int, what: str) -> str:
 def compiled_runs(points: ModelPoints, options: Mapping[str, Any]) -> CompiledRuns:
     """The compiled runs of a model, with the options of `model.compile`."""
     checked = compile_options(options)
-    if checked.points is not None:
-        points.select(checked.points)  # which raises an error for an unknown name
+    chosen = [] if checked.points is None else points.select(checked.points)
+    reasons = [no_site(point) for point in chosen]
+    if reasons and None not in reasons:
+        raise HooklineError(f"points={checked.points!r}: {chosen[0].name!r} cannot be edited in a graph: {reasons[0]}")
     return CompiledRuns(points, checked)
 
 

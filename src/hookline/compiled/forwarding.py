@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -122,7 +123,7 @@ class CompiledForward:
                 slot.gate[:, : self.width] = where
                 write_table(slot, hook, self.width)
         except (HooklineError, NoTableError) as error:
-            return self._eager(f"an edit depends on the text: {error}")
+            return self._eager(f"an edit is not a table here: {error}")
         self.state.set(self.inputs)
         return self._used(variant, slots) if variant.is_proved else self._proved(variant)
 
@@ -142,6 +143,7 @@ class CompiledForward:
             hook.fired = hook.fired or hook.reach is None or bool(slot.gate.any())
             if hook.reach is not None:
                 hook.reach.note(hook.point)
+                hook.why_not = None if hook.fired else hook.reach.why_not()
         with self._going_on():
             for record in self.records:
                 buffer = variant.program.reads[record.point.site].buffer
@@ -175,12 +177,18 @@ class CompiledForward:
         else:
             expected: dict[Any, Tensor] = {} if self.state.stops else {"logits": logits}
             expected |= {name: values[-1] for name, values in own.by_point().items()}
-            variant.settle(why_unproved(variant, expected, lambda way: self._values(variant, way)))
+            found = partial(self._values, variant)
+            variant.settle(why_unproved(variant, self._of_text(expected), lambda way: self._of_text(found(way))))
         if variant.refusal is not None:
             self.owner.refused(variant.refusal)
         if self.state.stops:
             raise StopForward
         return output
+
+    def _of_text(self, values: dict[Any, Tensor]) -> dict[Any, Tensor]:
+        """Without padding, where attention over no position depends on the length."""
+        mask = self.inputs.get("attention_mask")
+        return values if mask is None else {name: each[mask.bool()] for name, each in values.items()}
 
     def _values(self, variant: Variant, way: Callable[[], Tensor | None]) -> dict[Any, Tensor]:
         with variant.program.attached():

@@ -136,7 +136,7 @@ class CompiledGeneration:
                 if slot.kind == "function" or bool(slot.gate.any()):
                     write_table(slot, hook, 1)
         except (HooklineError, NoTableError) as error:
-            self.owner.refused(f"an edit depends on the text: {error}")
+            self.owner.refused(f"an edit is not a table here: {error}")
             return
         self._slots, self.variant = slots, variant
 
@@ -238,6 +238,8 @@ class CompiledGeneration:
         stop = tokens.shape[1] - 1  # the last token has not been run
         for hook, slot in self._slots.items():
             hook.fired = hook.fired or _acts(slot, tokens, self.start, stop)
+            if hook.reach is not None:
+                hook.why_not = None if hook.fired else hook.reach.why_not()
         if stop <= self.start:
             return
         whole = Continuation(self.owner.points.root, self.ids, self.mask, stop)

@@ -107,12 +107,16 @@ def _check_backend(options: CompileOptions) -> None:
         modes = {*torch._inductor.list_mode_options(), "default"}
         if mode is not None and mode not in modes:
             raise HooklineError(f"there is no mode {mode!r}: torch has {', '.join(sorted(modes))}")
+        try:
+            options.new_backend(torch.device("cpu"))
+        except RuntimeError as error:  # with a list of all options that there are
+            raise HooklineError(f"options: {str(error).partition(', known options')[0]}") from error
     elif mode is not None or options.options is not None:
         raise HooklineError('mode and options are for the backend "inductor": leave them out')
     elif isinstance(backend, str):
         if backend not in torch._dynamo.list_backends(exclude_tags=()):
             usual = ", ".join(torch._dynamo.list_backends())
-            raise HooklineError(f"there is no backend {backend!r}: torch has {usual}")
+            raise HooklineError(f"there is no backend {backend!r}: torch has {usual}, eager and aot_eager")
     elif not callable(backend):
         raise HooklineError(f"a backend is a name or a function, as of torch.compile, not {backend!r}")
 

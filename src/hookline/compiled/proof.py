@@ -33,8 +33,11 @@ def why_unproved(variant: Variant, expected: Values, call: Callable[[Callable[[]
         try:
             found = call(way)
         except Exception as error:  # whatever a compiler raises: the run goes on without it, and says so
-            line = str(error).strip().partition("\n")[0]
-            return f"it could not be compiled ({type(error).__name__}: {line})"
+            cause = getattr(error, "inner_exception", error)  # of the backend: torch's message begins with its address
+            line = str(cause).strip().partition("\n")[0]
+            where = [repr(slot.point.name) for slot in variant.program.slots if slot.kind == "function"]
+            more = f" with the function at {', '.join(where)}" if where else ""
+            return f"it could not be compiled{more} ({type(cause).__name__}: {line})"
         apart = difference(before, found, limits)
         if apart is not None:
             return f"{what} does not give what {'the hooks give' if before is expected else 'was traced'}: {apart}"

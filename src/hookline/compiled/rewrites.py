@@ -19,10 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _attention: Any = F.scaled_dot_product_attention
 _REPEATED = (slice(None), slice(None), None, slice(None), slice(None))
 """The index with which transformers begins to repeat keys and values."""
+_OFF = {"dropout_p", "is_causal", "enable_gqa"}
+"""Options of torch's attention that are off where it is rewritten."""
 _LONGEST_ROW, _MOST_ROWS = 4096, 1 << 15
 """The weights for which sums of rows are faster, as measured on an H200 in bfloat16: see docs/benchmarks.md."""
 
@@ -30,11 +33,11 @@ _LONGEST_ROW, _MOST_ROWS = 4096, 1 << 15
 def rewrite(graph: fx.Graph) -> None:
     """Rewrite the attention and the products of a traced graph, where all of their shapes are as expected."""
     for node in graph.find_nodes(op="call_function", target=_attention):
-        key, value = (_before_repeating(each) for each in node.args[1:3])
-        if key is not None and value is not None and _is_for_one_token(node):
-            node.target, node.args = attention_of_one_token, (node.args[0], key, value)
+        few = [_before_repeating(each) for each in node.args[1:]]
+        if len(few) == 2 and None not in few and _is_for_one_token(node):
+            node.target, node.args = attention_of_one_token, (node.args[0], *few)
     for node in graph.find_nodes(op="call_function", target=F.linear):
-        if _is_for_one_vector(node):
+        if len(node.args) > 1 and _is_for_one_vector(*map(_value, node.args[:2])):
             node.target = sums_of_rows
 
 
@@ -55,7 +58,7 @@ def attention_of_one_token(
         attn_mask = attn_mask.reshape(attn_mask.shape[0], groups, -1, length)
     is_bool = attn_mask.dtype == torch.bool
     scores = scores.masked_fill(~attn_mask, float("-inf")) if is_bool else scores + attn_mask
-    mixed = scores.softmax(-1).to(value.dtype) @ value
+    mixed = torch._safe_softmax(scores, -1).to(value.dtype) @ value  # where all is masked it is zero, as in torch
     return mixed.view(*query.shape[:-1], value.shape[-1])
 
 
@@ -72,8 +75,8 @@ def _before_repeating(node: Any) -> fx.Node | None:
     single: Any = expanded.args[0] if _calls(expanded, "expand") else None
     if single is None or single.target is not getitem or single.args[1] != _REPEATED:
         return None
-    few, many = (_shape(each) for each in (single.args[0], node))
-    return single.args[0] if _shape(expanded) == (*few[:2], many[1] // few[1], *few[2:]) else None
+    few, many = (_value(each).shape for each in (single.args[0], node))
+    return single.args[0] if _value(expanded).shape == (*few[:2], many[1] // few[1], *few[2:]) else None
 
 
 def _calls(node: Any, method: str) -> bool:
@@ -82,17 +85,20 @@ def _calls(node: Any, method: str) -> bool:
 
 def _is_for_one_token(node: fx.Node) -> bool:
     given = dict(node.kwargs)
-    mask, is_plain = given.pop("attn_mask", None), len(node.args) == 3
+    mask = given.pop("attn_mask", None)
     given.pop("scale", None)
-    is_plain &= not any(given.values()) and given.keys() <= {"dropout_p", "is_causal", "enable_gqa"}
-    return is_plain and _shape(node.args[0])[2] == 1 and isinstance(mask, fx.Node) and len(_shape(mask)) == 4
+    if not isinstance(mask, fx.Node) or any(given.values()) or not given.keys() <= _OFF:
+        return False
+    shape, length = _value(mask).shape, _value(node.args[1]).shape[2]
+    return bool(len(shape) == 4 and shape[-1] == length and _value(node.args[0]).shape[2] == 1)
 
 
-def _is_for_one_vector(node: fx.Node) -> bool:
-    vector, weight = (each.meta["example_value"] for each in node.args[:2])  # type: ignore[union-attr]
+def _is_for_one_vector(vector: Tensor, weight: Tensor) -> bool:
     is_one = vector.is_cuda and vector.numel() == vector.shape[-1]
-    return is_one and weight.shape[0] <= _MOST_ROWS and weight.shape[1] <= _LONGEST_ROW
+    is_matrix = weight.ndim == 2 and not is_traceable_wrapper_subclass(weight)  # such as a quantized one
+    return is_one and is_matrix and weight.shape[0] <= _MOST_ROWS and weight.shape[1] <= _LONGEST_ROW
 
 
-def _shape(node: Any) -> tuple[int, ...]:
-    return tuple(node.meta["example_value"].shape)
+def _value(node: Any) -> Any:
+    """A tensor without data, as the compiler saw it while tracing."""
+    return node.meta["example_value"]

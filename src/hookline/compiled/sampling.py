@@ -30,9 +30,9 @@ class Sampling:
     pad: int = 0
 
     @property
-    def structure(self) -> tuple[bool, ...]:
-        """What is compiled: the numbers may change."""
-        return self.temperature is not None, self.top_k is not None, self.top_p is not None, self.keep > 1
+    def structure(self) -> tuple[Any, ...]:
+        """What is compiled: the other numbers may change, and so may the stop tokens."""
+        return self.temperature is not None, self.top_k is not None, self.top_p is not None, self.keep
 
 
 class Sampler:

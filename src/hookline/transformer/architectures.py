@@ -183,6 +183,21 @@ def chooses_keys(config: Any) -> bool:
 
 def depends_on_length(config: Any) -> bool:
     """Whether rotary angles depend on the length of the text."""
+    return any(rope.get("rope_type") in ("dynamic", "longrope") for rope in _rotary(config))
+
+
+def rotary_change(config: Any) -> int | None:
+    """The length of a text up to which one set of rotary angles is used, and another beyond it; None if there is one.
+
+    At that length the generation of Phi-3 drops its cache and runs the text again.
+    """
+    longs = [rope for rope in _rotary(config) if rope.get("rope_type") == "longrope"]
+    other = getattr(config, "original_max_position_embeddings", None)
+    lengths = [rope.get("original_max_position_embeddings") or other for rope in longs]
+    return min((length for length in lengths if length is not None), default=None)
+
+
+def _rotary(config: Any) -> list[dict[str, Any]]:
+    """The parameters of rotary embeddings: one set, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope.get("rope_type"), *(each.get("rope_type") for each in rope.values() if isinstance(each, dict))]
-    return any(kind in ("dynamic", "longrope") for kind in kinds)
+    return [rope, *(each for each in rope.values() if isinstance(each, dict))]
