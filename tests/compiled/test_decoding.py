@@ -570,3 +570,18 @@ def test_random_edits_need_three_graphs(kind) -> None:
     assert backend.graphs <= 3
     assert not runs.reasons
     runs.close()
+
+
+def test_what_is_printed_tells_samplings_apart() -> None:
+    torch._dynamo.reset()
+    model = built()
+    ids = torch.randint(3, 60, (1, 5))
+    with model.compiled(backend=Counting(), limit=2) as runs:
+        for options in ({"do_sample": False}, {"top_k": 0, "seed": 1}, {"top_k": 5, "top_p": 0.9, "seed": 1}):
+            model.generate(ids, max_new_tokens=4, **{"do_sample": True, **options})
+        lines = repr(runs).splitlines()
+    assert [line.partition(":")[0].strip() for line in lines[1:3]] == [
+        "1 × 64 sampled",
+        "1 × 64 sampled with top-k and top-p",
+    ]
+    assert lines[3].startswith("  1 graph dropped")

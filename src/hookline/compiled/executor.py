@@ -23,7 +23,7 @@ from hookline.compiled.options import CompileOptions, compile_options
 from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
 from hookline.compiled.repeats import Repeats
-from hookline.compiled.sampling import Sampling, sampling_of
+from hookline.compiled.sampling import Sampling, sampling_of, way_to_choose
 from hookline.compiled.tables import spec_of
 from hookline.compiled.traced_functions import TracedFunctions
 from hookline.compiled.variants import Variant
@@ -373,7 +373,10 @@ class CompiledRuns:
             )
             what = ", ".join(_number(*number) for number in (*numbers, (each.runs, "run")))
             status = "not used: " + each.refusal if each.refusal else "proved" if each.is_proved else "not run yet"
-            lines.append(f"  {' '.join([f'{state.rows} × {state.length}', state.kind]).rstrip()}: {what}, {status}")
+            kind = state.kind or way_to_choose(each.structure)
+            lines.append(f"  {' '.join([f'{state.rows} × {state.length}', kind]).rstrip()}: {what}, {status}")
+        if self._past and self.is_open:
+            lines.append(f"  {_number(self._past, 'graph')} dropped: compile(limit=…) sets how many are kept")
         lines += [f"  uncompiled, {_number(count, 'run')}: {why}" for why, count in self.reasons.items()]
         return "\n".join(lines)
 

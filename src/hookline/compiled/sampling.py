@@ -35,6 +35,14 @@ class Sampling:
         return self.temperature is not None, self.top_k is not None, self.top_p is not None, self.keep
 
 
+def way_to_choose(structure: tuple[Any, ...] | None) -> str:
+    """The structure of a sampling in words; nothing for greedy search, and for a pass that chooses nothing."""
+    if structure is None or not structure[0]:
+        return ""
+    more = [name for name, is_on in zip(("top-k", "top-p"), structure[1:3], strict=True) if is_on]
+    return f"sampled with {' and '.join(more)}" if more else "sampled"
+
+
 class Sampler:
     """The numbers of a `Sampling` in tensors of fixed address, for one size of batch."""
 
