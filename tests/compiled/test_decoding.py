@@ -494,6 +494,34 @@ def test_a_pass_shorter_than_where_rotary_angles_change() -> None:
             assert not runs.reasons
 
 
+def test_the_first_padded_pass_is_proved_too(monkeypatch) -> None:
+    monkeypatch.setattr("hookline.compiled.entry.depends_on_length", lambda _: False)
+    torch._dynamo.reset()
+    model = long_model()
+    ids = torch.randint(3, 60, (1, 24))
+    with torch.no_grad():
+        expected = [model(ids[:, :length]) for length in (24, 19)]
+        with model.compiled(backend=Counting()):
+            for _ in range(2):
+                torch.testing.assert_close(model(ids), expected[0])  # as long as its graph
+            with pytest.warns(HooklineWarning, match="does not give what the hooks give"):
+                assert torch.equal(model(ids[:, :19]), expected[1])
+            assert torch.equal(model(ids[:, :19]), expected[1])
+
+
+def test_models_that_choose_keys_have_a_graph_for_each_length() -> None:
+    torch._dynamo.reset()
+    model = hookline.hook(causal_lm("deepseek_v32").eval())
+    ids = torch.randint(3, 60, (1, 16))
+    with torch.no_grad():
+        expected = [model(ids[:, :length]) for length in (16, 13)]
+        with model.compiled(backend=Counting()) as runs:
+            for _ in range(2):
+                for length, logits in zip((16, 13), expected, strict=True):
+                    torch.testing.assert_close(model(ids[:, :length]), logits)
+            assert not runs.reasons
+
+
 def test_training_mode_runs_uncompiled() -> None:
     model = hookline.hook(causal_lm("gpt2"))
     model.module.train()

@@ -17,6 +17,7 @@ from hookline.engine.detours import PLACE
 from hookline.engine.order import Kind
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.taps import Tap, has_foreign_hooks
+from hookline.transformer.architectures import chooses_keys, depends_on_length
 from hookline.transformer.index import ModelPoints
 
 _GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
@@ -89,6 +90,12 @@ def text_config(points: ModelPoints) -> Any:
     """The config of the language model."""
     module: Any = points.root
     return module.config.get_text_config()
+
+
+def is_for_one_length(points: ModelPoints) -> bool:
+    """Whether padding would change what is computed before it."""
+    config = text_config(points)
+    return depends_on_length(config) or chooses_keys(config)
 
 
 def are_one_text(position_ids: Tensor) -> bool:

@@ -38,7 +38,7 @@ from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.rerun.joined import JoinedRun
-from hookline.transformer.architectures import depends_on_length, rotary_change
+from hookline.transformer.architectures import rotary_change
 from hookline.transformer.index import ModelPoints
 
 State: TypeAlias = DecodeState | ForwardState | tails.TailState
@@ -208,8 +208,7 @@ class CompiledRuns:
         stops = any(each.recorder.stops for each in records_of(actions))
         rows, width = inputs["input_ids"].shape
         has_function = any(placed(each).how == "traced" for each in actions)  # it would see the padding
-        is_exact = has_function or depends_on_length(entry.text_config(self.points))
-        length = width if is_exact else bucket(width, 16)
+        length = width if has_function or entry.is_for_one_length(self.points) else bucket(width, 16)
         key = (rows, length, tuple(inputs), stops)
         if stops:
             where = tuple(each.point.site for each in actions if isinstance(each, PointAction))

@@ -125,7 +125,12 @@ class CompiledForward:
         except (HooklineError, NoTableError) as error:
             return self._eager(f"an edit is not a table here: {error}")
         self.state.set(self.inputs)
-        return self._used(variant, slots) if variant.is_proved else self._proved(variant)
+        is_proved = variant.is_proved and (variant.takes_padding or not self._is_padded)
+        return self._used(variant, slots) if is_proved else self._proved(variant)
+
+    @property
+    def _is_padded(self) -> bool:
+        return self.width < self.state.length
 
     def _eager(self, why: str) -> Any:
         self.owner.refused(why)
@@ -181,6 +186,8 @@ class CompiledForward:
             variant.settle(why_unproved(variant, self._of_text(expected), lambda way: self._of_text(found(way))))
         if variant.refusal is not None:
             self.owner.refused(variant.refusal)
+        elif self._is_padded:
+            variant.takes_padding = True
         if self.state.stops:
             raise StopForward
         return output

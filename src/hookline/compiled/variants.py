@@ -42,6 +42,8 @@ class Variant:
         self.refusal: str | None = None
         """Why it is not used, once that is known."""
         self._proved = 0
+        self.takes_padding = False
+        """Whether it was proved on a text that is shorter than the graph."""
         self.runs = 0
 
     @property
