@@ -509,17 +509,41 @@ def test_the_first_padded_pass_is_proved_too(monkeypatch) -> None:
             assert torch.equal(model(ids[:, :19]), expected[1])
 
 
-def test_models_that_choose_keys_have_a_graph_for_each_length() -> None:
+@pytest.mark.parametrize("kind", ["deepseek_v32", "minimax_m3_vl_text"])
+def test_models_that_choose_keys_have_a_graph_for_each_length(kind) -> None:
     torch._dynamo.reset()
-    model = hookline.hook(causal_lm("deepseek_v32").eval())
-    ids = torch.randint(3, 60, (1, 16))
+    model = hookline.hook(causal_lm(kind).eval())
+    ids = torch.randint(3, 60, (2, 16))
+    masks = [torch.ones_like(ids) for _ in range(2)]
+    masks[1][0, :4] = 0
+    calls = [(length, mask[:, :length]) for length in (16, 13) for mask in masks]
     with torch.no_grad():
-        expected = [model(ids[:, :length]) for length in (16, 13)]
+        expected = [model(ids[:, :length], attention_mask=mask) for length, mask in calls]
         with model.compiled(backend=Counting()) as runs:
             for _ in range(2):
-                for length, logits in zip((16, 13), expected, strict=True):
-                    torch.testing.assert_close(model(ids[:, :length]), logits)
+                for (length, mask), logits in zip(calls, expected, strict=True):
+                    found = model(ids[:, :length], attention_mask=mask)
+                    torch.testing.assert_close(found[mask.bool()], logits[mask.bool()])
             assert not runs.reasons
+
+
+def test_the_first_masked_texts_are_proved_too(monkeypatch) -> None:
+    model = built()
+    ids, options = torch.randint(3, 60, (2, 8)), {"max_new_tokens": 4, "do_sample": False}
+    masked = torch.ones_like(ids)
+    masked[0, :3] = 0
+    expected = model.generate(ids, attention_mask=masked, **options)
+    with torch.no_grad():
+        logits = model(ids, attention_mask=masked)
+    with model.compiled(backend=Counting()):
+        model.generate(ids, **options)
+        with torch.no_grad():
+            model(ids, attention_mask=torch.ones_like(ids))
+        monkeypatch.setattr("hookline.compiled.proof.difference", lambda *_: "it is refused here")
+        with pytest.warns(HooklineWarning, match="it is refused here"):
+            assert torch.equal(model.generate(ids, attention_mask=masked, **options), expected)
+        with torch.no_grad():
+            assert torch.equal(model(ids, attention_mask=masked), logits)
 
 
 def test_training_mode_runs_uncompiled() -> None:

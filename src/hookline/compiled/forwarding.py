@@ -125,12 +125,16 @@ class CompiledForward:
         except (HooklineError, NoTableError) as error:
             return self._eager(f"an edit is not a table here: {error}")
         self.state.set(self.inputs)
-        is_proved = variant.is_proved and (variant.takes_padding or not self._is_padded)
-        return self._used(variant, slots) if is_proved else self._proved(variant)
+        new = self._unproved(variant)
+        return self._used(variant, slots) if variant.is_proved and not new else self._proved(variant, new)
 
-    @property
-    def _is_padded(self) -> bool:
-        return self.width < self.state.length
+    def _unproved(self, variant: Variant) -> set[str]:
+        """What this call has that no call had on which the graph was proved."""
+        mask = self.inputs.get("attention_mask")
+        found = {"padding"} if self.width < self.state.length else set()
+        if mask is not None and "mask" not in variant.proved_on and not bool(mask.all()):
+            found.add("mask")
+        return found - variant.proved_on
 
     def _eager(self, why: str) -> Any:
         self.owner.refused(why)
@@ -170,7 +174,7 @@ class CompiledForward:
             stack.enter_context(recorder.going_on())
         return stack
 
-    def _proved(self, variant: Variant) -> Any:
+    def _proved(self, variant: Variant, new: set[str]) -> Any:
         """The output of an uncompiled pass, after comparing the graph's with it."""
         own, output = Recorder([each.point for each in self.records], stops=self.state.stops), None
         run = Run(self.owner.points.root, [Record(each.point, own) for each in self.records], is_one_pass=True)
@@ -186,8 +190,8 @@ class CompiledForward:
             variant.settle(why_unproved(variant, self._of_text(expected), lambda way: self._of_text(found(way))))
         if variant.refusal is not None:
             self.owner.refused(variant.refusal)
-        elif self._is_padded:
-            variant.takes_padding = True
+        else:
+            variant.proved_on |= new
         if self.state.stops:
             raise StopForward
         return output

@@ -53,6 +53,7 @@ class CompiledGeneration:
         self._plan(actions)
         self.made = 0
         self.start = ids.shape[1]
+        self._new = set() if bool(mask.all()) else {"mask"}  # what it has that a graph may not be proved on
         self.text = Continuation(owner.points.root, ids, mask, self.start + count - 1)
         self.variant: Variant | None = None
         """None: it runs uncompiled."""
@@ -143,7 +144,7 @@ class CompiledGeneration:
     def advance(self, steps: int) -> None:
         """Run that many tokens."""
         with PlainTensors():
-            if self.variant is not None and not self.variant.is_proved:
+            if self.variant is not None and not (self.variant.is_proved and self._new <= self.variant.proved_on):
                 steps -= self._prove()
             if self.variant is not None:
                 with self.variant.program.attached():
@@ -197,7 +198,9 @@ class CompiledGeneration:
             return found
 
         variant.settle(why_unproved(variant, expected, again))
-        if variant.refusal is not None:
+        if variant.refusal is None:
+            variant.proved_on |= self._new
+        else:
             self.owner.refused(variant.refusal)
             self.variant = None
             state.restore(before)

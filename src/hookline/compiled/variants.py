@@ -42,8 +42,8 @@ class Variant:
         self.refusal: str | None = None
         """Why it is not used, once that is known."""
         self._proved = 0
-        self.takes_padding = False
-        """Whether it was proved on a text that is shorter than the graph."""
+        self.proved_on: set[str] = set()
+        """What calls that it was proved on had: texts shorter than the graph ("padding"), masked tokens ("mask")."""
         self.runs = 0
 
     @property

@@ -178,7 +178,7 @@ def architecture(config: Any, model_type: str | None = None) -> Architecture:
 
 def chooses_keys(config: Any) -> bool:
     """Whether attention selects the top keys, so that what a position reads depends on the length of the text."""
-    return getattr(config, "index_topk", None) is not None
+    return any(getattr(config, name, None) is not None for name in ("index_topk", "index_topk_blocks"))
 
 
 def depends_on_length(config: Any) -> bool:
