@@ -317,8 +317,10 @@ def test_the_script_in_the_docs(tmp_path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"^```py\n(# tensor_parallel.py\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "tensor_parallel.py").write_text(script, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "tensor_parallel.py"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch += ["--redirects", "3", "--log-dir", str(tmp_path)]  # or what two processes print may be in one line
+    subprocess.run([*launch, "tensor_parallel.py"], cwd=tmp_path, capture_output=True, check=True)
+    said = "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("stdout.log"))
     assert said.count("torch.Size([1, 4, 4, 8])") == 2
     assert said.count("tensor(True)") == 2
     assert said.count("torch.Size([1, 4, 2, 8]) tensor([2, 3])") == 1
