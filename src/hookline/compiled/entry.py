@@ -38,9 +38,9 @@ def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
     quantizer = getattr(root, "hf_quantizer", None)
     if quantizer is not None and not quantizer.is_compileable:
         return "its quantization cannot be compiled"
-    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
     if any(module.training for module in modules):
         return "it is in training mode: call model.eval()"
+    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
     if len({each.device for each in parameters}) > 1:
         return "it is on several devices"
     if "DTensor" in {kind.__name__ for kind in {*map(type, parameters)}}:
