@@ -375,7 +375,7 @@ class CompiledRuns:
             kind = state.kind or way_to_choose(each.structure)
             lines.append(f"  {' '.join([f'{state.rows} × {state.length}', kind]).rstrip()}: {what}, {status}")
         if self._past and self.is_open:
-            lines.append(f"  {_number(self._past, 'graph')} dropped: compile(limit=…) sets how many are kept")
+            lines.append(f"  {_number(self._past, 'graph')} dropped; compile(limit=…) sets how many are kept")
         lines += [f"  uncompiled, {_number(count, 'run')}: {why}" for why, count in self.reasons.items()]
         return "\n".join(lines)
 
