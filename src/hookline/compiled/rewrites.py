@@ -6,7 +6,7 @@ else should be small beside that. Two operations are not, as models write them:
 attention    transformers repeats keys and values for every query head that shares them, which copies the whole cache in
              every layer. Here the queries that share a head are the rows of one product.
 products     of a weight with one vector, on a GPU: the kernels of the library need a second one to sum up. The compiler
-             sums rows in one, and fuses products of the same vector. For long rows, and very many, the library is faster.
+             sums rows in one, and fuses products of one vector. For long rows, or very many, the library is faster.
 
 The graph is proved against the one that was traced, which stays as it is: see `proof.py`.
 """
