@@ -30,6 +30,7 @@ from hookline.engine.snapshots import (
     is_from_outside,
     is_same_memory,
     is_unchanged,
+    own,
     snapshot,
 )
 from hookline.engine.structures import children, replaced, tensors_in
@@ -42,29 +43,33 @@ def is_passed_through(x: Tensor) -> bool:
     )
 
 
-class _Alias(torch.autograd.Function):
+class Alias(torch.autograd.Function):
     """A tensor in the memory of `x`, whose gradient goes to `mine`."""
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, x: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, mine: Tensor, x: Tensor) -> Tensor:  # noqa: ARG004, D102
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004, D102
         return grad, None
 
 
-class _Through(torch.autograd.Function):
-    """Routes the gradient of `x`, from now on, through `out`, which has the same value."""
+class _Rebase(torch.autograd.Function):
+    """Gives `x` the value of `new`, unless it has that already; its gradient flows to `new` from now on.
+
+    `x.copy_(new)` does the same, but also sends zeros to what `x` was computed from. Their layout becomes that of the
+    sum with other gradients, and kernels for another layout round differently.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, out: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor, new: Tensor, has_value: bool) -> Tensor:
         ctx.mark_dirty(x)
-        return x
+        return x if has_value else x.copy_(new)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # noqa: ARG004
-        return None, grad
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # noqa: ARG004
+        return None, grad, None
 
 
 def lead_through(x: Tensor, out: Tensor) -> bool:
@@ -73,42 +78,10 @@ def lead_through(x: Tensor, out: Tensor) -> bool:
         return False
     try:
         with torch.autograd._unsafe_preserve_version_counter(x):  # type: ignore[attr-defined]  # the value is the same
-            _Through.apply(x, out)
+            _Rebase.apply(x, out, True)
     except RuntimeError:  # one of several views made at once, as by `chunk`
         return False
     return True
-
-
-def in_same_memory(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors in the memory of `x`, the second made from the first, each with a gradient of its own."""
-    if x.requires_grad:
-        first = x.view_as(x)
-        return first, first.view_as(first)
-    first = snapshot(x).detach().requires_grad_()
-    return first, _Alias.apply(first, x)
-
-
-OVERWRITTEN = (
-    "the module takes or returns a tensor that the model then writes to in place, so that it has no gradient of its "
-    "own; ask for the gradient at another point"
-)
-
-
-class Handed:
-    """A tensor whose gradient is wanted and that was sent on, perhaps in the memory of another."""
-
-    def __init__(self, out: Tensor) -> None:
-        self.out = out
-        self._node = None if out._base is None else out._base.grad_fn
-
-    def is_overwritten(self) -> bool:
-        """Whether the model has written to it in place since; its gradient then bypasses the point."""
-        node = None if self.out._base is None else self.out._base.grad_fn
-        while node is not None and node is not self._node:
-            if node.name() == "CopySlices":
-                return True
-            node = node.next_functions[0][0] if node.next_functions else None
-        return False
 
 
 class _Sent(NamedTuple):
@@ -121,11 +94,18 @@ class _Sent(NamedTuple):
     version: int
 
     def is_written(self) -> bool:
-        """Whether the module may have written to it."""
+        """Whether the module wrote to it.
+
+        Torch counts the writes that it makes. For those that it cannot count (through a numpy array, through `.data`)
+        the bits are compared. That the snapshot has been separated is no proof: kernels that only read may ask for a
+        pointer to write to (convolutions with kernel 1, recurrent layers), which separates it too.
+        """
+        if _version(self.new) != self.version:
+            return True
         inner, before = inside_transform(self.new), inside_transform(self.before)
-        if inner is None or before is None:
-            return not is_unchanged(self.before, self.new)
-        return not has_same_bits(before, inner) if inner.is_inference() else inner._version != self.version
+        if inner is not None and before is not None:
+            return inner.is_inference() and not has_same_bits(before, inner)
+        return not (is_unchanged(self.before, self.new) or has_same_bits(self.before, self.new))
 
 
 def copy_of(x: Tensor, given: Tensor) -> Tensor:
@@ -136,20 +116,31 @@ def copy_of(x: Tensor, given: Tensor) -> Tensor:
     return copy
 
 
-def note_sent(old: Any, new: Any) -> None:
-    """Note that a module is called with the arguments `new` instead of its caller's `old`."""
-    for before, after in _pairs(old, new):
+def noted_sent(old: Any, new: Any) -> Any:
+    """Note that a module is called with the arguments `new` instead of its caller's `old`, and return them."""
+    for before, after in list(_pairs(old, new)):
         if isinstance(after, Tensor) and isinstance(before, Tensor) and not is_same_memory(before, after):
-            kept = snapshot(after.detach(), is_ours=True)
             original = getattr(after, "_hookline_original", None)
             is_copy = (original is not None and original() is before) or is_unchanged(after, before)
+            if after.is_inference() and type(after) is Tensor and inside_transform(after) is None:
+                after, counted = _counted(after), after
+                new = _swapped(new, counted, after)
+            kept = snapshot(after.detach(), is_ours=True)
             call_arguments.sent[id(after)] = _Sent(before, after, kept, is_copy, _version(after))
+    return new
+
+
+def _counted(x: Tensor) -> Tensor:
+    """Return a copy of an inference tensor to which torch counts writes."""
+    with torch.inference_mode(False):
+        return own(x)
 
 
 def _version(x: Tensor) -> int:
-    """How many writes to `x` torch has counted inside a transform; 0 where it does not count them."""
+    """How many writes to `x` torch has counted; 0 where it does not count them."""
     inner = inside_transform(x)
-    return 0 if inner is None or inner.is_inference() else inner._version
+    x = x if inner is None else inner
+    return 0 if x.is_inference() else x._version
 
 
 def give_back(value: Any) -> Any:
@@ -157,26 +148,32 @@ def give_back(value: Any) -> Any:
 
     Returns the module's output, with the caller's tensors where the module returned a replacement.
     """
-    own: list[Tensor] = []
-    for each in list(tensors_in(call_arguments.given)):
-        sent: _Sent | None = call_arguments.sent.pop(id(each), None)
+    callers: list[Tensor] = []
+    for argument in list(tensors_in(call_arguments.given)):
+        sent: _Sent | None = call_arguments.sent.pop(id(argument), None)
         while sent is not None:  # replaced several times, perhaps
-            wrote = sent.is_written()
-            if wrote:
-                _write(sent.old, sent.new)
+            wrote = sent.is_written() and _write(sent.old, sent.new)
             if wrote or sent.is_copy:
                 value = _swapped(value, sent.new, _leading_to(sent.new, sent.old) if wrote else sent.old)
-                own.append(sent.old)
+                callers.append(sent.old)
             sent = call_arguments.sent.pop(id(sent.old), None)
-    if own:
-        call_arguments.given = (call_arguments.given, own)
+    if callers:
+        call_arguments.given = (call_arguments.given, callers)
     return value
 
 
 def _write(target: Tensor, source: Tensor) -> bool:
     if target.shape != source.shape or (torch.is_grad_enabled() and target.is_leaf and target.requires_grad):
         return False  # torch refuses to write to such a leaf, with or without us
-    target.copy_(source.detach() if _stays_without_graph(target) else source)
+    if _stays_without_graph(target):
+        source = source.detach()
+    if source.requires_grad and torch.is_grad_enabled() and target.dtype == source.dtype:
+        try:
+            _Rebase.apply(target, source, False)
+            return True
+        except RuntimeError:  # inside a transform, or with derivatives in forward mode
+            pass
+    target.copy_(source)
     return True
 
 
@@ -188,7 +185,7 @@ def _stays_without_graph(x: Tensor) -> bool:
 def _leading_to(new: Tensor, old: Tensor) -> Tensor:
     """Return a tensor in the memory of `old`, which now has the value of `new`, with its gradient going to `new`."""
     if new.requires_grad and torch.is_grad_enabled() and _stays_without_graph(old):
-        leading: Tensor = _Alias.apply(new, old)
+        leading: Tensor = Alias.apply(new, old)
         return leading
     return old
 

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine.actions import Action, PointAction
-from hookline.engine.aliases import copy_of, give_back, note_sent
+from hookline.engine.aliases import copy_of, give_back, noted_sent
 from hookline.engine.calls import call_arguments, stashed
 from hookline.engine.deferred import Deferred, kept
 from hookline.engine.lenses import Chain, Lens, deferred
-from hookline.engine.order import Kind, Turn
-from hookline.engine.structures import map_tensors
+from hookline.engine.order import Kind, Phase, Turn
+from hookline.engine.snapshots import is_same_memory
+from hookline.engine.structures import map_tensors, tensors_in
 from hookline.engine.taps import Tap, tap_on
 
 if TYPE_CHECKING:
+    from hookline.engine.gradient_sources import WriteCount
     from hookline.engine.points import Site
 
 
@@ -295,8 +297,27 @@ class Send(Action):
         """Return the arguments to call the module with."""
         if self._copies:
             value = map_tensors(value, lambda x: copy_of(x, x))
-        if value is not call_arguments.given:
-            note_sent(call_arguments.given, value)
+        return value if value is call_arguments.given else noted_sent(call_arguments.given, value)
+
+
+class EndWrites(Action):
+    """At the output of a module: what was sent to it is not written to anymore, as far as its gradient is concerned.
+
+    Not if the module returns it: then the caller may still write to it.
+    """
+
+    turn = Turn.CALLERS_TENSORS
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.tap = module, tap_on(module, Kind.OUTPUT)
+
+    def __call__(self, value: Any) -> Any:
+        """Return the value unchanged."""
+        for argument in tensors_in(call_arguments.given):
+            writes: WriteCount | None = getattr(argument, "_hookline_writes", None)
+            if writes is not None and not any(is_same_memory(argument, output) for output in tensors_in(value)):
+                writes.stop()
         return value
 
 
@@ -318,7 +339,11 @@ def _is_derived(lens: Lens) -> bool:
     return isinstance(lens.lenses[0] if isinstance(lens, Chain) else lens, Derived)
 
 
-_READS_INPUT = {nn.Linear, nn.Embedding, nn.LayerNorm}
+_READS_INPUT = {
+    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.LSTM, nn.GRU, nn.RNN),
+}
 
 
 def only_reads_input(module: nn.Module) -> bool:
@@ -339,9 +364,12 @@ def with_needs(actions: Iterable[Action], *, is_one_pass: bool = False) -> list[
     effects: dict[Consequence, None] = {}
     sources: dict[Site, None] = {}
     replaced: dict[tuple[nn.Module, Tap], bool] = {}
+    ends: dict[nn.Module, None] = {}
     for action in every:
         if not isinstance(action, PointAction):
             continue
+        if action.phase is Phase.GRADIENT and action.tap.kind is Kind.INPUT:
+            ends[action.module] = None
         if action.needs:
             needed.update(dict.fromkeys(action.needs))
         if not action.only_reads:
@@ -352,8 +380,16 @@ def with_needs(actions: Iterable[Action], *, is_one_pass: bool = False) -> list[
                 replaced.setdefault((action.module, action.tap), False)
             elif action.is_inplace and action.tap.kind is Kind.OUTPUT:
                 replaced[action.module, tap_on(action.module, Kind.INPUT, late=True)] = True
-    if not (needed or effects or replaced):
+    if not (needed or effects or replaced or ends):
         return every
     sends = [Send(module, tap, copies=copies) for (module, tap), copies in replaced.items()]
     returns = [GiveBack(module) for module in dict.fromkeys(module for module, _ in replaced)]
-    return [*every, *map(Stash, needed), *map(Effect, effects), *map(Forget, sources), *sends, *returns]
+    return [
+        *every,
+        *map(Stash, needed),
+        *map(Effect, effects),
+        *map(Forget, sources),
+        *sends,
+        *map(EndWrites, ends),
+        *returns,
+    ]

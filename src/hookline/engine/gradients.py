@@ -12,10 +12,11 @@ from torch import Tensor
 
 from hookline.engine import failures
 from hookline.engine.actions import PointAction
-from hookline.engine.aliases import OVERWRITTEN, Handed, in_same_memory, is_discarded, is_passed_through, lead_through
+from hookline.engine.aliases import is_discarded, is_passed_through
 from hookline.engine.callbacks import Caller
 from hookline.engine.checkpointing import is_first_run, recomputing
 from hookline.engine.events import call_hook
+from hookline.engine.gradient_sources import OVERWRITTEN, GradientSource, SentTensor
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.order import Kind, Phase
 from hookline.engine.outside import is_whole
@@ -47,8 +48,8 @@ class GradientTap(PointAction):
         else:
             steps.append(_GradientStep(self))
 
-    def attach(self, mine: Tensor, out: Tensor) -> None:
-        """Ask for the gradient of `out`, which is sent on, or of `mine`, from which it is made."""
+    def attach(self, sent: SentTensor) -> None:
+        """Ask for the gradient of what is sent on."""
         raise NotImplementedError
 
     def miss(self, error: NoTensorError) -> None:
@@ -79,18 +80,12 @@ class _GradientStep:
             return value
         if first.is_derived:
             self._keep_for_second_run()
-        if self._shares_memory(x):
-            mine, out = in_same_memory(x)
-        else:
-            mine = snapshot(x)
-            if not mine.requires_grad:
-                mine.requires_grad_()
-            out = snapshot(mine)  # the model may write to this one; `mine` remains what left the point
+        sent = SentTensor.in_memory_of(x) if self._shares_memory(x) else SentTensor.as_copy(x)
+        is_led = self._is_read_in_place(x) and sent.lead(x)
         for tap in self.taps:
-            tap.attach(mine, out)
-        if self._is_read_in_place(x) and lead_through(x, out):
-            return value
-        return first.lens.put(value, out)
+            tap.attach(sent)
+        sent.attach()
+        return value if is_led else first.lens.put(value, sent.out)
 
     def _shares_memory(self, x: Tensor) -> bool:
         """Whether the model's own code may rely on `x` being in the same memory as what is sent on."""
@@ -131,18 +126,18 @@ class BackwardHook(GradientTap, HookAction):
 
     def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
-        self._handed: list[Handed] = []
+        self._sources: list[GradientSource] = []
         self._is_overwritten = False
 
     def begin(self) -> None:
         """Prepare for a run."""
         super().begin()
-        self._handed, self._is_overwritten = [], False
+        self._sources, self._is_overwritten = [], False
 
     def end_pass(self) -> None:
-        """Note whether the model overwrote the tensors that were sent on, and drop them: they refer to this action."""
-        handed, self._handed = self._handed, []
-        self._is_overwritten = self._is_overwritten or any(each.is_overwritten() for each in handed)
+        """Note whether the model overwrote the tensors that were sent on."""
+        sources, self._sources = self._sources, []
+        self._is_overwritten = self._is_overwritten or any(source.is_lost() for source in sources)
 
     def settle(self) -> None:
         """At the end of the run: a hook whose tensor was overwritten is never called."""
@@ -156,13 +151,13 @@ class BackwardHook(GradientTap, HookAction):
             self.invoke = _skipping(self, self.invoke)
         super().skip_on_error()
 
-    def attach(self, mine: Tensor, out: Tensor) -> None:  # noqa: ARG002 (hooks of one point share `out`, in order)
+    def attach(self, sent: SentTensor) -> None:
         """Call the hook with the gradient whenever it is computed."""
         run = self.run
         if run is not None and run.is_open:
             if not run.is_one_pass and not self.count.here().is_on():
                 self.end_pass()  # a module by itself, or a checkpointed region that recomputes: no pass will end
-            self._handed.append(Handed(out))
+            self._sources.append(sent.source())
         call, forward_pass = self.call(), current.forward_pass
 
         def on_gradient(grad: Tensor) -> Tensor | None:
@@ -177,7 +172,7 @@ class BackwardHook(GradientTap, HookAction):
                 return None if is_unchanged(given, grad) else given
             return fit(self, result, grad)
 
-        out.register_hook(on_gradient)
+        sent.register_hook(on_gradient)
 
     def miss(self, error: NoTensorError) -> None:
         """A hook needs a tensor."""
@@ -218,10 +213,10 @@ class GradientRecord(GradientTap):
         super().__init__(point)
         self.recorder = recorder
 
-    def attach(self, mine: Tensor, out: Tensor) -> None:
-        """Remember `mine`: its gradient is the one at the point, after every hook."""
+    def attach(self, sent: SentTensor) -> None:
+        """Remember where the gradient at the point, after every hook, is to be found."""
         if not recomputing.is_on:
-            self.recorder.watch(self.point, mine, Handed(out))
+            self.recorder.watch(self.point, sent.source())
 
     def miss(self, error: NoTensorError) -> None:
         """The record of the value, at the same point, reports it."""

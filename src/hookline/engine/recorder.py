@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hookline.engine import passes
-from hookline.engine.aliases import OVERWRITTEN, Handed
 from hookline.engine.calls import stashed
 from hookline.engine.casting import check_cache_dtype, is_narrowed, overflow_problem, overflows
 from hookline.engine.deferred import Activations, Deferred, is_replayable
+from hookline.engine.gradient_sources import OVERWRITTEN, GradientSource
 from hookline.engine.passes import current
 from hookline.engine.snapshots import inside_transform, snapshot
 from hookline.engine.structures import map_tensors
@@ -64,7 +63,7 @@ class Recorder:
         self.places: dict[Any, int] = {}
         """For captures: where the snapshots of sites are in `saved`."""
         self.saved: list[Tensor | None] = []
-        self._watched: list[tuple[HookPoint, Tensor | GradientEdge, Handed]] = []
+        self._watched: list[tuple[HookPoint, GradientSource]] = []
         self._overflows: list[tuple[str, Tensor]] = []
         """Names of activations that are cast to a smaller range, and whether they overflow, read after the pass."""
 
@@ -116,17 +115,21 @@ class Recorder:
         elif span.mask is not None and isinstance(kept, Tensor):
             _note_padding(kept, span, point.axes)
 
-    def watch(self, point: HookPoint, x: Tensor, handed: Handed) -> None:
-        """Remember `x`, which the model got as `handed`, to compute its gradient."""
-        self._watched.append((point, x if x.grad_fn is None else get_gradient_edge(x), handed))
+    def watch(self, point: HookPoint, source: GradientSource) -> None:
+        """Remember where the gradient at a point is to be found."""
+        self._watched.append((point, source))
 
     def backward(self, loss: Tensor) -> dict[str, Tensor]:
         """Return the gradients of `loss` at the watched points. Parameters' `.grad` are not touched."""
         watched, self._watched = self._watched, []
         if not watched:
             raise HooklineError("incl_bwd=True, but none of the selected points has a gradient")
+        for point in [point for point, source in watched if source.is_lost()]:
+            warnings.warn(f"no gradient is cached at {point.name!r}: {OVERWRITTEN}", NeverFiredWarning, stacklevel=2)
+        watched = [(point, source) for point, source in watched if not source.is_lost()]
+        edges: Any = [source.compute_for() for _, source in watched]
         try:
-            found = torch.autograd.grad(loss, [x for _, x, _ in watched], allow_unused=True)  # type: ignore[arg-type]
+            computed = torch.autograd.grad(loss, edges, allow_unused=True) if edges else ()
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
@@ -135,12 +138,8 @@ class Recorder:
                 "torch cannot compute it: select other points with names_filter"
             ) from error
         gradients: dict[str, list[Tensor]] = {}
-        for (point, _, handed), gradient in zip(watched, found, strict=True):
-            if handed.is_overwritten():
-                warnings.warn(
-                    f"no gradient is cached at {point.name!r}: {OVERWRITTEN}", NeverFiredWarning, stacklevel=2
-                )
-            elif gradient is not None:
+        for (point, source), value in zip(watched, computed, strict=True):
+            if (gradient := source.gradient(value)) is not None:
                 gradients.setdefault(point.name, []).append(self._kept(point, gradient.detach()))
         self._check_range()
         named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}

@@ -138,7 +138,7 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
     )
     if not is_plain:
         return None
-    if not is_for_reading and not x.is_contiguous() and _overlaps(x):
+    if not is_for_reading and not x.is_contiguous() and has_overlaps(x):
         return None  # several elements in one place: nobody could write to one of them
     if x.is_cuda and _current_stream(x.get_device()):  # type: ignore[misc]
         return None
@@ -208,7 +208,7 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
 
 def has_own_memory(x: Tensor) -> bool:
     """Whether nobody else has the memory of `x`: no view, no storage object, no other process."""
-    if not _is_plain(x) or (not x.is_contiguous() and _overlaps(x)):
+    if not _is_plain(x) or (not x.is_contiguous() and has_overlaps(x)):
         return False
     storage = x.untyped_storage()  # the same object as one that somebody kept
     is_alone = getrefcount(storage) <= _ONE_OBJECT and _use_count(storage._cdata) == _ONE_TENSOR
@@ -232,7 +232,22 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def has_same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal, NaN and the sign of zero included."""
-    one, other = one.detach(), other.detach()
+    with torch.no_grad():
+        return all(map(_are_same_bits, _dense_parts(one), _dense_parts(other)))
+
+
+def _dense_parts(x: Tensor) -> tuple[Tensor, ...]:
+    """The plain tensors that the values of `x` are in."""
+    if x.layout is torch.sparse_coo:
+        return x._indices(), x._values()
+    if x.is_quantized:
+        return (x.int_repr(),)
+    if x.is_nested:
+        return x.unbind()
+    return (x if x.layout is _STRIDED else x.values(),)
+
+
+def _are_same_bits(one: Tensor, other: Tensor) -> bool:
     if one.is_complex():
         one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
     bits = _BITS[one.itemsize]
@@ -256,7 +271,7 @@ def _is_plain(x: Tensor) -> bool:
     )
 
 
-def _overlaps(x: Tensor) -> bool:
+def has_overlaps(x: Tensor) -> bool:
     """Whether several elements are at one address, as in an expanded or unfolded tensor."""
     return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1 < x.numel()
 

@@ -1,0 +1,174 @@
+"""The gradient at a point whose memory the model writes to later: that of what left the point."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookline
+
+
+def added(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.act(net.fc(x))
+    h += x
+    return net.head(h)
+
+
+def used_before(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.act(net.fc(x))
+    before = h * 2
+    h.mul_(3)
+    return net.head(h) + before
+
+
+def written_in_part(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.act(net.fc(x))
+    h[:, :2] *= 3
+    return net.head(h)
+
+
+def in_place_function(net: nn.Module, x: Tensor) -> Tensor:
+    return net.head(torch.relu_(net.act(net.fc(x))))
+
+
+def view(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.act(net.fc(x).view(-1, 2, 2))
+    h += 1
+    return net.head(h.mul_(2).flatten(1))
+
+
+def transposed(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.act(net.fc(x).t())
+    h *= 2
+    return net.head(h.t())
+
+
+def twice(net: nn.Module, x: Tensor) -> Tensor:
+    h = net.act(net.fc(x))
+    h += x
+    h = net.act(h)
+    h *= 2
+    return net.head(h)
+
+
+class Net(nn.Module):
+    def __init__(self, act: nn.Module, run) -> None:
+        super().__init__()
+        self.fc, self.act, self.head, self.run = nn.Linear(4, 4), act, nn.Linear(4, 4), run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+ACTS = {
+    "identity": nn.Identity,
+    "dropout": lambda: nn.Dropout().eval(),
+    "sequential": lambda: nn.Sequential(nn.Identity()),
+}
+WAYS = [added, used_before, written_in_part, in_place_function, view, transposed, twice]
+
+
+def loss(y: Tensor) -> Tensor:
+    return y.square().sum()
+
+
+def gradients(net: nn.Module) -> list[Tensor]:
+    values = [parameter.grad for parameter in net.parameters()]
+    net.zero_grad()
+    return values
+
+
+def by_hand(net: Net, x: Tensor, point: str, scale: float) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of clones that torch hooks put at a point, which are scaled there, and those of the parameters."""
+    seen = []
+
+    def cloned(value: Tensor) -> Tensor:
+        value = value.clone()
+        value.register_hook(lambda grad: (seen.append(grad), grad * scale)[1])
+        return value
+
+    if point.endswith(".input"):
+        handle = net.act.register_forward_pre_hook(lambda _module, args: (cloned(args[0]),))
+    else:
+        handle = net.act.register_forward_hook(lambda _module, _args, output: cloned(output))
+    loss(net(x)).backward()
+    handle.remove()
+    return seen, gradients(net)
+
+
+def all_close(values: list[Tensor], expected: list[Tensor]) -> bool:
+    return len(values) == len(expected) and all(map(torch.allclose, values, expected))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("point", ["act", "act.input"])
+def test_the_gradient_of_what_the_model_writes_to_later(way, act, point) -> None:
+    net, x, seen = Net(ACTS[act](), way), torch.randn(3, 4), []
+    hooked = hookline.hook(net)
+    for scale in (1.0, 2.0):
+        expected, of_parameters = by_hand(net, x, point, scale)
+        with hooked.hooks(bwd_hooks=[(point, lambda grad, scale=scale: (seen.append(grad.clone()), grad * scale)[1])]):
+            loss(hooked(x)).backward()
+        assert all_close(seen, expected)
+        assert all_close(gradients(net), of_parameters)
+        seen.clear()
+    expected, _ = by_hand(net, x, point, 1.0)
+    _, cache = hooked.run_with_cache(x, incl_bwd=True, loss_fn=loss)
+    keys = [f"{point}_grad"] if len(expected) == 1 else [f"{point}#1_grad", f"{point}#0_grad"]
+    assert all_close([cache[key] for key in keys], expected)
+
+
+def test_gradients_of_points_on_one_tensor_pass_the_later_point_first() -> None:
+    net, x, order = Net(nn.Identity(), added), torch.randn(3, 4), []
+    hooked = hookline.hook(net)
+    hooks = [(name, lambda grad, hook: (order.append(hook.name), grad * 2)[1]) for name in ("fc", "act.input", "act")]
+    loss(net(x)).backward()
+    plain = gradients(net)
+    with hooked.hooks(bwd_hooks=hooks):
+        loss(hooked(x)).backward()
+    assert order == ["act", "act.input", "fc"]
+    assert torch.equal(gradients(net)[0], plain[0] * 8)
+
+
+def test_a_write_after_the_module_has_used_its_input_does_not_change_whose_gradient_it_is() -> None:
+    """The caller's tensor has uses of its own, which are not the module's."""
+
+    def residual(net: nn.Module, x: Tensor) -> Tensor:
+        h = net.fc(x) * 1
+        h += torch.tanh(net.head(h))
+        return h
+
+    net, x, seen = Net(nn.Identity(), residual), torch.randn(3, 4), []
+    net.head.register_forward_pre_hook(lambda _module, args: (args[0].clone(),))
+    handle = net.head.register_forward_pre_hook(lambda _module, args: args[0].register_hook(seen.append) and None)
+    loss(net(x)).backward()
+    handle.remove()
+    hooked = hookline.hook(net)
+    for module in (net.head, nn.Sequential(net.head)):
+        net.head = module
+        _, cache = hooked.run_with_cache(x, incl_bwd=True, loss_fn=loss)
+        assert torch.allclose(cache["head.input_grad"], seen[0])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        self.last = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.last(self.relu(self.norm(self.conv(x))))
+        h += x
+        return self.relu(h)
+
+
+def test_a_backward_hook_that_only_reads_changes_no_bit_of_the_gradients() -> None:
+    """Zeros in another layout, added to a gradient, made convolutions choose other kernels."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), Block(), Block()).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last)
+    loss(net(x)).backward()
+    plain, hooked = gradients(net), hookline.hook(net)
+    for point in hooked.hook_dict:
+        with hooked.hooks(bwd_hooks=[(point, lambda grad: None)]):
+            loss(hooked(x)).backward()
+        assert all(map(torch.equal, gradients(net), plain)), point
