@@ -1,5 +1,8 @@
 """mi-crow's interface: every snippet of its hooks guide, on the embedded model, with only the import changed."""
 
+import random
+
+import numpy
 import pytest
 import torch
 from tiny_models import causal_lm
@@ -22,6 +25,7 @@ from hookline.compat.mi_crow.hooks.implementations.layer_activation_detector imp
 )
 from hookline.compat.mi_crow.language_model import LanguageModel
 from hookline.compat.mi_crow.store import LocalStore
+from hookline.compat.mi_crow.utils import get_logger, set_seed
 from hookline.errors import HooklineError, StoreError, UnknownPointError
 
 LAYER = "transformer.h.0.attn.c_attn"
@@ -71,7 +75,7 @@ def test_a_forward_hooks_return_value_takes_effect(lm) -> None:
 
 def test_a_pre_forward_hooks_return_value_takes_effect(lm) -> None:
     class Modified(Hook):
-        def _hook_fn(self, module, input, output=None):
+        def _hook_fn(self, module, input):
             return (input[0] * 0, *input[1:])
 
     bare, _ = lm.inference.execute_inference(TEXTS)
@@ -400,3 +404,78 @@ def test_tensors_in_the_store(lm) -> None:
     for key in ("../outside", "", "a//b", "/etc/x"):
         with pytest.raises(StoreError, match="path inside the store"):
             lm.store.put_tensor(key, x)
+
+
+def test_a_pre_forward_detector_without_an_output(lm) -> None:
+    class Shapes(Detector):
+        def _hook_fn(self, module, input):
+            self.metadata["shapes"] = [tuple(value.shape) for value in input]
+
+    detector = Shapes(hook_type=HookType.PRE_FORWARD)
+    lm.layers.register_hook("transformer.h.1.mlp", detector)
+    _, encodings = lm.inference.execute_inference(TEXTS)
+    assert detector.metadata["shapes"] == [(*encodings["input_ids"].shape, 128)]
+
+
+def test_a_function_controller_called_by_hand() -> None:
+    x = torch.randn(2, 3)
+    assert torch.equal(FunctionController("layer_0", lambda h: h * 2).modify_activations(None, None, x), x * 2)
+    before = FunctionController("layer_0", lambda h: h * 2, HookType.PRE_FORWARD)
+    assert torch.equal(before.modify_activations(None, x, None), x * 2)
+
+
+def test_inputs_set_from_encodings() -> None:
+    detector = ModelInputDetector(save_attention_mask=True, special_token_ids=[2])
+    detector.set_inputs_from_encodings(
+        {"input_ids": torch.tensor([[1, 2, 3]]), "attention_mask": torch.tensor([[0, 1, 1]])}
+    )
+    assert detector.get_captured_input_ids().tolist() == [[1, 2, 3]]
+    assert detector.get_captured_attention_mask().tolist() == [[False, False, True]]
+
+
+def test_wrong_arguments_are_value_errors_too(lm, loaded) -> None:
+    wrong = [
+        lambda: lm.inference.execute_inference([]),
+        lambda: lm.inference.infer_texts(TEXTS, batch_size=0),
+        lambda: lm.inference.extract_logits("logits"),
+        lambda: lm.activations.save_activations(TEXTS, None),
+        lambda: lm.save_detector_metadata("run", None),
+        lambda: LanguageModel.from_model(loaded.module, loaded.tokenizer).save_detector_metadata("run", 0),
+    ]
+    for call in wrong:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 (the class is what is tested)
+            call()
+        assert isinstance(caught.value, HooklineError)
+
+
+def test_logits_of_a_tuple(lm) -> None:
+    logits = torch.randn(1, 2, 3)
+    assert lm.inference.extract_logits((logits, None)) is logits
+
+
+def test_names_that_mi_crows_own_tests_use(lm) -> None:
+    from hookline.compat.mi_crow.datasets import TextDataset
+    from hookline.compat.mi_crow.datasets.base_dataset import BaseDataset
+    from hookline.compat.mi_crow.mechanistic.sae.modules.topk_sae import TopKSae
+    from hookline.compat.mi_crow.mechanistic.sae.sae import Sae
+
+    assert issubclass(TextDataset, BaseDataset)
+    assert issubclass(TopKSae, Sae)
+    assert lm.layers.context is lm.activations.context is lm.context
+    name = lm.activations.save_activations(TEXTS, LAYER, batch_size=1, free_cuda_cache_every=2)
+    assert lm.store.list_run_batches(name) == [0, 1]
+    lm.layers.register_hook(LAYER, LayerActivationDetector())
+    lm.inference.execute_inference(TEXTS)
+    assert lm.save_detector_metadata("kept", 3) == "runs/kept/batch_3"
+    assert lm.save_detector_metadata("kept", None, unified=True) == "runs/kept/batch_4"
+
+
+def test_seeds_and_loggers() -> None:
+    drawn = []
+    for _ in range(2):
+        set_seed(5, deterministic=False)
+        drawn.append((random.random(), numpy.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
+    logger = get_logger("hookline tests", "WARNING")
+    assert get_logger("hookline tests", "WARNING") is logger
+    assert (len(logger.handlers), logger.level, logger.propagate) == (1, 30, True)

@@ -235,6 +235,7 @@ def test_short_names() -> None:
     assert get_official_model_name("EleutherAI/pythia-1.3b-deduped") == "EleutherAI/pythia-1.4b-deduped"
     assert get_official_model_name("gemma-2-2b") == "google/gemma-2-2b"
     assert get_official_model_name("tiny-stories-1M") == "roneneldan/TinyStories-1M"
+    assert get_official_model_name("EleutherAI/gpt-j-6b") == "EleutherAI/gpt-j-6B" == get_official_model_name("GPT-J")
     assert get_official_model_name("some/model") == "some/model"
     assert get_official_model_name("gelu-2l") == "NeelNanda/GELU_2L512W_C4_Code"
 

@@ -71,14 +71,14 @@ def _style(hook: HookFunction) -> str:
         signature = inspect.signature(hook.forward if isinstance(hook, nn.Module) else hook)
     except ValueError:  # a built-in function without a signature
         return "alone"
-    if not _binds(signature.bind_partial, None):
+    if not binds(signature.bind_partial, None):
         raise InvalidHookError(f"hook {describe(hook)} takes no activation: it must accept hook(activation)")
-    if _binds(signature.bind, None, hook=None):
+    if binds(signature.bind, None, hook=None):
         return "keyword"
     parameters = signature.parameters.values()
-    if _binds(signature.bind, None) and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+    if binds(signature.bind, None) and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
         return "alone"
-    if _binds(signature.bind, None, None):
+    if binds(signature.bind, None, None):
         return "position"
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [each for each in list(parameters)[1:] if each.default is each.empty and each.kind not in variadic]
@@ -90,7 +90,8 @@ def _style(hook: HookFunction) -> str:
     )
 
 
-def _binds(bind: Callable[..., Any], *args: None, **kwargs: None) -> bool:
+def binds(bind: Callable[..., Any], *args: None, **kwargs: None) -> bool:
+    """Whether a signature accepts these arguments."""
     try:
         bind(*args, **kwargs)
     except TypeError:

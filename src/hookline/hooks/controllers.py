@@ -13,7 +13,7 @@ from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.structures import NoTensorError
 from hookline.errors import InvalidHookError
-from hookline.hooks.action import ObjectEdit
+from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.hook import Hook, HookType
 
 
@@ -82,5 +82,5 @@ class FunctionController(Controller):
         return action
 
     def modify_activations(self, module: nn.Module, inputs: Tensor | None, output: Tensor | None) -> Tensor | None:  # noqa: ARG002
-        """Apply the function."""
-        return self._invoke(inputs if self.is_pre else output, self.point)
+        """Apply the function. Called by hand, outside a pass, it gets None as the point."""
+        return self._invoke(inputs if self.is_pre else output, here.get())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -164,10 +164,16 @@ class ModelInputDetector(Detector):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG002
         """Keep the requested arguments, by name."""
-        given = dict(zip(parameters_of(module)[0], args, strict=False)) | kwargs
+        self._capture_inputs(dict(zip(parameters_of(module)[0], args, strict=False)) | kwargs, (args, kwargs))
+
+    def set_inputs_from_encodings(self, encodings: Mapping[str, Any], module: nn.Module | None = None) -> None:  # noqa: ARG002
+        """Keep the requested arguments of a dictionary, as if the model were called with it."""
+        self._capture_inputs(encodings, encodings)
+
+    def _capture_inputs(self, given: Mapping[str, Any], value: Any) -> None:
         ids = given.get("input_ids")
         if self.save_input_ids:
-            self.capture("inputs" if ids is None else "input_ids", FIRST.get((args, kwargs)) if ids is None else ids)
+            self.capture("inputs" if ids is None else "input_ids", FIRST.get(value) if ids is None else ids)
             if isinstance(decoder_ids := given.get("decoder_input_ids"), Tensor):
                 self.capture("decoder_input_ids", decoder_ids)
         if self.save_attention_mask:

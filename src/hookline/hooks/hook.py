@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from enum import StrEnum
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from uuid import uuid4
 from weakref import WeakSet, ref
 
 from torch import nn
 
-from hookline.engine.callbacks import HookObject, OnError, check_on_error
+from hookline.engine.callbacks import HookObject, OnError, binds, check_on_error
 from hookline.engine.names import Filter, Points
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, InvalidHookError, UnknownHookPointError, UnknownPointError
@@ -71,6 +72,7 @@ class Hook(HookObject):
     switches: int = 0
     _enabled: bool = True
     _has_default_layer: bool = False
+    _takes_output: bool = True  # the third argument of `_hook_fn`
     _given_context: Any = None
     _root: Callable[[], nn.Module | None] = staticmethod(lambda: None)  # a weak reference, once it is used
 
@@ -172,13 +174,17 @@ class Hook(HookObject):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Return None, a new output, or before the module new `(args, kwargs)`."""
-        result = self._hook_fn(module, in_order(module, args, kwargs), output)
+        outputs = (output,) if self._takes_output else ()
+        result = self._hook_fn(module, in_order(module, args, kwargs), *outputs)
         if result is None or not self.is_pre:
             return result
         return out_of_order(module, args, kwargs, result)
 
     def _hook_fn(self, module: nn.Module, input: tuple[Any, ...], output: Any) -> Any:  # noqa: ARG002
-        """Return None or a new value. `input` has the arguments in the order of the module's parameters."""
+        """Return None or a new value. `input` has the arguments in the order of the module's parameters.
+
+        A subclass may leave out `output`, as the pre-hooks of torch do.
+        """
         return None
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:
@@ -191,6 +197,8 @@ class Hook(HookObject):
             raise InvalidHookError(f"{type(self).__name__} does nothing: define _hook_fn or __call__")
         if self.is_pre:
             point = input_point_of(point, lambda: self.described)
+        bind = signature(self._hook_fn).bind
+        self._takes_output = binds(bind, None, None, None) or not binds(bind, None, None)
         root = point.permanent.root()
         if root is not None:
             self._root = ref(root)

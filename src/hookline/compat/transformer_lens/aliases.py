@@ -75,6 +75,8 @@ IRREGULAR: dict[str, str] = {
 }
 """Short names that differ from the name on the hub."""
 
+_IN_ANY_CASE = {name.lower(): official for short, official in IRREGULAR.items() for name in (short, official)}
+
 OWNERS: dict[str, tuple[str, ...]] = {
     "EleutherAI": ("pythia-", "gpt-neo-", "gpt-neox-", "gpt-j-"),
     "facebook": ("opt-",),
@@ -100,8 +102,8 @@ PYTHIA_SIZES = {"19m": "70m", "125m": "160m", "350m": "410m", "800m": "1b", "1.3
 
 def get_official_model_name(name: str) -> str:
     """The hub id of a model: `EleutherAI/pythia-70m` for `pythia-70m`. Other names are unchanged."""
-    if name in IRREGULAR:
-        return IRREGULAR[name]
+    if (known := _IN_ANY_CASE.get(name.lower())) is not None:
+        return known
     short = name.removeprefix("EleutherAI/")
     if short.startswith("pythia-"):
         size, dash, rest = short.removeprefix("pythia-").partition("-")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hookline.compat.mi_crow.datasets.loading_strategy import LoadingStrategy
+from hookline.compat.mi_crow.wrong_argument import WrongArgumentError
 from hookline.errors import HooklineError
 
 
@@ -28,7 +29,7 @@ class TextDataset:
     ) -> None:
         columns = getattr(ds, "column_names", None)
         if columns is not None and text_field not in columns:
-            raise HooklineError(f"the data set has no column {text_field!r}: it has {list(columns)}")
+            raise WrongArgumentError(f"the data set has no column {text_field!r}: it has {list(columns)}")
         self._ds, self._store, self.text_field = ds, store, text_field
         self.loading_strategy = LoadingStrategy(loading_strategy)
 
@@ -58,18 +59,35 @@ class TextDataset:
         return cls._from_file("json", source, store, **options)
 
     @classmethod
+    def from_local(cls, source: str | Path, store: Any = None, *, recursive: bool = True, **options: Any) -> Self:
+        """Load a CSV, TSV or JSON file, or a folder of .txt files, each of which is one text."""
+        path = Path(source)
+        if path.is_dir():
+            files = sorted(path.glob("**/*.txt" if recursive else "*.txt"))
+            if not files:
+                raise WrongArgumentError(f"there are no .txt files in {path}")
+            return cls._from_file("text", [str(file) for file in files], store, sample_by="document", **options)
+        kinds = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json"}
+        kind = kinds.get(path.suffix.lower())
+        if kind is None:
+            raise WrongArgumentError(f"{path} is not a folder of .txt files, or one of {', '.join(kinds)}")
+        reading = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
+        return cls._from_file(kind, path, store, **options | reading)
+
+    @classmethod
     def _from_file(
         cls,
         kind: str,
-        source: str | Path,
+        source: str | Path | list[str],
         store: Any,
         *,
         loading_strategy: LoadingStrategy = LoadingStrategy.MEMORY,
         text_field: str = "text",
         limit: int | None = None,
+        **reading: Any,
     ) -> Self:
-        files = {"data_files": str(source), "split": "train"}
-        return cls._loaded(kind, store, loading_strategy, text_field, limit, **files)
+        files = source if isinstance(source, list) else str(source)
+        return cls._loaded(kind, store, loading_strategy, text_field, limit, data_files=files, split="train", **reading)
 
     @classmethod
     def _loaded(
@@ -111,7 +129,7 @@ class TextDataset:
     def iter_batches(self, batch_size: int) -> Iterator[list[str]]:
         """Yield lists of up to `batch_size` texts."""
         if batch_size < 1:
-            raise HooklineError(f"batch_size must be a positive integer, not {batch_size!r}")
+            raise WrongArgumentError(f"batch_size must be a positive integer, not {batch_size!r}")
         texts = iter(self)
         while some := list(islice(texts, batch_size)):
             yield some

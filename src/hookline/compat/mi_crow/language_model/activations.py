@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline.errors import HooklineError
+from hookline.compat.mi_crow.wrong_argument import WrongArgumentError
 
 if TYPE_CHECKING:
     from hookline.compat.mi_crow.language_model.language_model import LanguageModel
@@ -18,7 +18,7 @@ class LanguageModelActivations:
     """Writes activations to the language model's store. `lm.store.open_run(name)` reads them back."""
 
     def __init__(self, lm: LanguageModel) -> None:
-        self._lm = lm
+        self._lm, self.context = lm, lm.context
 
     def save_activations(
         self,
@@ -44,6 +44,7 @@ class LanguageModelActivations:
         autocast: bool = False,
         save_attention_mask: bool = False,
         verbose: bool = False,
+        free_cuda_cache_every: int | None = 0,  # noqa: ARG002 (torch's allocator needs no help: only one batch is kept)
     ) -> str:
         """Save the activations of one or several layers at every token except padding; returns the run's name.
 
@@ -53,12 +54,14 @@ class LanguageModelActivations:
         from hookline.store import harvest
 
         if autocast:
-            raise HooklineError("activations are saved in the dtype of the model: load it in another, or pass dtype=")
+            raise WrongArgumentError(
+                "activations are saved in the dtype of the model: load it in another, or pass dtype="
+            )
         lm, store = self._lm, self._lm.needed_store()
         name = run_name if run_name is not None else f"run_{datetime.now():%Y%m%d_%H%M%S_%f}"
         signatures = layer_signature if isinstance(layer_signature, list) else [layer_signature]
         if not signatures or None in signatures:
-            raise HooklineError("layer_signature must name a layer, or be a list of layers, to save activations of")
+            raise WrongArgumentError("layer_signature must be a layer, or a list of layers, to save activations of")
         points = [lm.layers.resolved(each) for each in signatures]
         options: dict[str, Any] = {"batch_size": batch_size, "column": column, "dtype": dtype, "max_tokens": max_length}
         harvest(lm.hooked, dataset, points, store.run_path(name) / "activations", progress=verbose, **options)

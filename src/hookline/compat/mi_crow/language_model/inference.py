@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from hookline.compat.mi_crow.wrong_argument import WrongArgumentError
 from hookline.engine.recorder import StopForward
 from hookline.errors import HooklineError, a_type
 from hookline.hooks import Hook
@@ -51,7 +52,7 @@ class InferenceEngine:
         With `stop_after_layer` later layers do not run, and the output is that layer's.
         """
         if autocast_dtype is not None and not autocast:
-            raise HooklineError("autocast_dtype needs autocast=True")
+            raise WrongArgumentError("autocast_dtype needs autocast=True")
         encodings = self._encodings(texts, tok_kwargs or {})
         self.lm.get_input_tracker().set_current_texts(texts, encodings)
         device = next(iter(encodings.values())).device
@@ -163,17 +164,18 @@ class InferenceEngine:
                 controller.enable()
 
     def extract_logits(self, output: Any) -> Tensor:
-        """The logits of an output."""
+        """The logits of an output: the first item of a tuple."""
         logits = getattr(output, "logits", output)
+        logits = logits[0] if isinstance(logits, tuple | list) and logits else logits
         if not isinstance(logits, Tensor):
-            raise HooklineError(f"{a_type(output)} has no logits")
+            raise WrongArgumentError(f"{a_type(output)} has no logits")
         return logits
 
 
 def _batches(texts: Sequence[str], batch_size: int | None) -> list[Sequence[str]]:
     if isinstance(texts, str) or not texts:
-        raise HooklineError(f"texts must be a nonempty list of texts, not {texts!r}")
+        raise WrongArgumentError(f"texts must be a nonempty list of texts, not {texts!r}")
     if batch_size is not None and batch_size < 1:
-        raise HooklineError(f"batch_size must be a positive integer, not {batch_size!r}")
+        raise WrongArgumentError(f"batch_size must be a positive integer, not {batch_size!r}")
     size = batch_size or len(texts)
     return [texts[start : start + size] for start in range(0, len(texts), size)]

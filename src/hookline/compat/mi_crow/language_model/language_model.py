@@ -15,6 +15,7 @@ from hookline.compat.mi_crow.language_model.inference import InferenceEngine
 from hookline.compat.mi_crow.language_model.layers import LanguageModelLayers
 from hookline.compat.mi_crow.mechanistic.sae.concepts.input_tracker import InputTracker
 from hookline.compat.mi_crow.store.local_store import LocalStore
+from hookline.compat.mi_crow.wrong_argument import WrongArgumentError
 from hookline.errors import HooklineError
 from hookline.hooks import Controller, Detector
 from hookline.model import HookedModel
@@ -108,7 +109,7 @@ class LanguageModel:
     def needed_store(self) -> LocalStore:
         """The store; raises if there is none."""
         if not isinstance(self.store, LocalStore):
-            raise HooklineError("this needs a store: LanguageModel.from_…(…, store=LocalStore(base_path=…))")
+            raise WrongArgumentError("this needs a store: LanguageModel.from_…(…, store=LocalStore(base_path=…))")
         return self.store
 
     def save_model(self, path: str | Path | None = None) -> Path:
@@ -153,7 +154,7 @@ class LanguageModel:
         if unified:
             saved = store.put_run_detector_metadata(run_name, *kept)
         elif batch_idx is None:
-            raise HooklineError("pass the number of the batch, such as batch_idx=0, or unified=True for the next one")
+            raise WrongArgumentError("pass the number of the batch, as batch_idx=0, or unified=True for the next one")
         else:
             saved = store.put_detector_metadata(run_name, batch_idx, *kept)
         if clear_after_save:

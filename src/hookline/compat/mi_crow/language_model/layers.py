@@ -34,7 +34,7 @@ class LanguageModelLayers(Registry):
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__(lm.hooked)
         contexts[lm.hooked._points.root] = lm.context
-        self.store = lm.store
+        self.store, self.context = lm.store, lm.context
         self.name_to_layer = {name: module for name, _, module in self._flattened()}
 
     name_to_layer: dict[str, nn.Module]

@@ -90,8 +90,8 @@ class LocalStore:
         return self.put_detector_metadata(run_id, number, metadata, tensor_metadata)
 
     def put_run_metadata(self, run_id: str, meta: dict[str, Any]) -> str:
-        """Write the metadata of a run as JSON."""
-        return str(_write_json(self.run_path(run_id) / "meta.json", meta))
+        """Write the metadata of a run as JSON; returns its path in the store."""
+        return self._key(_write_json(self.run_path(run_id) / "meta.json", meta))
 
     def get_run_metadata(self, run_id: str) -> dict[str, Any]:
         """The metadata of a run; empty if none was written."""
@@ -104,7 +104,7 @@ class LocalStore:
     def put_detector_metadata(
         self, run_id: str, batch_index: int, metadata: dict[str, Any], tensor_metadata: TensorMetadata
     ) -> str:
-        """Write the recordings of detectors in one batch, by layer."""
+        """Write the recordings of detectors in one batch, by layer; returns its path in the store."""
         folder = self._batch(run_id, batch_index)
         names = {
             f"{i}.{key}": (layer, key) for i, layer in enumerate(tensor_metadata) for key in tensor_metadata[layer]
@@ -113,7 +113,7 @@ class LocalStore:
         make_folder(folder, "the recordings of detectors")
         write_tensors(folder / "tensors.safetensors", "detectors", tensors, {})
         _write_json(folder / "metadata.json", {"metadata": metadata, "tensors": names})
-        return str(folder)
+        return self._key(folder)
 
     def get_detector_metadata(self, run_id: str, batch_index: int) -> tuple[dict[str, Any], TensorMetadata]:
         """The recordings of detectors in one batch: the metadata and the tensors, each by layer.
@@ -185,6 +185,9 @@ class LocalStore:
         about = self.get_run_metadata(run_id)
         is_saved = "points" in about and os.path.isdir(self.run_path(run_id) / "activations")
         return SavedBatches(self.open_run(run_id), about) if is_saved else None
+
+    def _key(self, path: Path) -> str:
+        return path.relative_to(self.base_path).as_posix()
 
     def _batch(self, run_id: str, index: int) -> Path:
         if not isinstance(index, int) or index < 0:
