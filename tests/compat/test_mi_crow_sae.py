@@ -219,3 +219,19 @@ def test_options_without_an_effect_are_named(lm, layer, trained) -> None:
         sae.train(lm.store, "run", "elsewhere")
     with pytest.raises(HooklineError, match="dtype of the model"):
         lm.activations.save_activations(TEXTS, layer, autocast=True)
+
+
+def test_data_sets_from_files(tmp_path) -> None:
+    pytest.importorskip("datasets", reason="not a dependency: it is for those who load data sets")
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number}.txt").write_text(text)
+    (tmp_path / "texts.tsv").write_text("id\ttext\n" + "".join(f"{i}\t{text}\n" for i, text in enumerate(TEXTS)))
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    for name in ("texts", "texts.tsv", "texts.jsonl"):
+        assert list(TextDataset.from_local(tmp_path / name)) == TEXTS
+    for name in ("texts.pdf", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(HooklineError):
+            TextDataset.from_local(tmp_path / name)
