@@ -37,6 +37,7 @@ from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
 from hookline.transformer.memory import check_counts, run_memory
 from hookline.transformer.model_inputs import checked_mask
+from hookline.transformer.output_options import ignored_option
 from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.verify.probe import outcome
 from hookline.transformer.verify.report import Report, verify_model
@@ -47,7 +48,7 @@ from hookline.weights.attribute_access import follow
 from hookline.weights.matrices import Weights
 from hookline.weights.processing import WeightProcessing
 
-ReturnType = Literal["logits", "loss", "both"] | None
+ReturnType = Literal["logits", "loss", "both", "output"] | None
 
 
 class _Unset(str):
@@ -161,6 +162,9 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     ) -> Any:
         """Run the model on text, token ids, or its own keyword inputs; return logits, the loss, both, or None.
 
+        `return_type="output"` returns the model's own output object, with what options such as
+        `output_hidden_states=True` add to it. Otherwise these options raise an error.
+
         `prepend_bos=True` puts the tokenizer's BOS token before each text, False adds no special tokens; the default is
         what the tokenizer does by itself. `images` go in with the text: see `to_inputs`.
 
@@ -177,12 +181,18 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         has_loss, some_logits = return_type in ("loss", "both"), kwargs.get("logits_to_keep")
         some_logits = None if isinstance(some_logits, int) and some_logits == 0 else some_logits  # 0 means all
         stops, starts = stop_at_layer is not None, start_at_layer is not None
-        if return_type not in ("logits", "loss", "both", None):
-            raise HooklineError(f'return_type must be "logits", "loss", "both" or None, not {return_type!r}')
+        if return_type not in ("logits", "loss", "both", "output", None):
+            raise HooklineError(f'return_type must be "logits", "loss", "both", "output" or None, not {return_type!r}')
+        is_own, is_default = return_type == "output", isinstance(return_type, _Unset)
+        config = self._anatomy.main.config
+        ignored = kwargs and ignored_option(kwargs, config, is_own=is_own, is_default=is_default, starts=starts)
         for is_wrong, problem in (
+            (
+                ignored,
+                f'{ignored} asks for the model\'s own output: pass return_type="output", or call model.module(…)',
+            ),
             (stops and return_type != "logits", "stop_at_layer returns a stream: leave out return_type"),
             (has_loss and some_logits is not None, "a loss needs all logits: leave out logits_to_keep"),
-            (kwargs.get("return_dict") is False, "return_dict=False needs model.module(…)"),
             (loss_per_token and not has_loss, 'loss_per_token needs return_type="loss" or "both"'),
             (tokens is not None and not starts, "tokens= needs start_at_layer: pass them as the input"),
         ):
@@ -191,7 +201,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         run: dict[str, Any] = {"layer": stop_at_layer, "return_type": return_type, "per_token": loss_per_token}
         if start_at_layer is None:
             inputs = untraced(self._prepared)(input, kwargs, attention_mask, prepend_bos, padding_side, images)
-            has_logits = return_type in ("logits", "both") and stop_at_layer is None
+            has_logits = return_type in ("logits", "both", "output") and stop_at_layer is None
             if has_logits and "attention_mask" in inputs and padding_side is None and images is None:
                 self._warn_if_ragged(input, inputs["attention_mask"])
             return self._run_to(inputs | self._decoder_inputs(decoder_input, inputs), **run)
@@ -220,6 +230,8 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
             begin_pass(self._points.root, inputs, is_only=False not in [run.is_one_pass for run in open_runs])
         if layer is not None:
             return stream_at(self._points, layer, lambda: self._output(inputs))
+        if return_type == "output":
+            return self._output(inputs, is_own=True)
         output = self._output(inputs)
         if inputs.get("labels") is not None:
             asked = own_loss(output, return_type, per_token)
@@ -230,9 +242,12 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         loss = self._loss(logits, inputs, per_token)
         return loss if return_type == "loss" else (logits, loss)
 
-    def _output(self, inputs: dict[str, Any]) -> Any:
-        """The model's output, from a compiled graph if there is one."""
+    def _output(self, inputs: dict[str, Any], *, is_own: bool = False) -> Any:
+        """The model's output, from a compiled graph if there is one, which computes logits only, unless `is_own`."""
         runs = self._graphs
+        if is_own and runs is not None:
+            runs.refused('return_type="output" is more than the logits that a graph computes')
+            runs = None
         compiled = None if runs is None or self._called is not self.module else runs.forward(inputs)
         return self._forward(**inputs) if compiled is None else self._run(compiled.run, (), {})
 

@@ -391,7 +391,7 @@ def test_the_models_inputs_and_outputs(gpt2, net, x) -> None:
     hidden = ModelOutputDetector(save_output_logits=False, save_output_hidden_state=True)
     with pytest.raises(HookError, match="output_hidden_states=True"):
         gpt2.run_with_hooks(TOKENS, fwd_hooks=[hidden])
-    _, cache = gpt2.run_with_cache(TOKENS, output_hidden_states=True, fwd_hooks=[hidden])
+    _, cache = gpt2.run_with_cache(TOKENS, "output", output_hidden_states=True, fwd_hooks=[hidden])
     assert torch.equal(hidden.get_captured(), cache["ln_final.hook_out"])
 
 

@@ -19,7 +19,7 @@ from hookline.engine.runs import Run
 from hookline.engine.schedule import active
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import begin_pass, whole_text
-from hookline.text.generation import check_generation
+from hookline.text.generation import check_generated_output, check_generation
 from hookline.transformer.empty import check_weights_there
 from hookline.transformer.model_inputs import ModelInputs
 
@@ -84,10 +84,13 @@ class GenerationMethods(ModelInputs):
         options are those of the model's own `generate`, which does the work unless `compile` is on. `seed` makes
         sampling repeatable, and leaves torch's own random state as it was.
         """
+        is_ids = input is None or isinstance(input, Tensor)
+        why_tokens = "" if is_ids else "text returns text; pass token ids, model.to_tokens(…)"
+        check_generated_output(self.module, kwargs, why_tokens=why_tokens)
         ids, inputs = self._prompt(input, max_new_tokens, attention_mask, images, kwargs)
         with _seeded(seed, ids.device):
             new = self._continued(ids, inputs, max_new_tokens)
-        if input is None or isinstance(input, Tensor):
+        if is_ids:
             return new
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return texts[0] if isinstance(input, str) else texts
@@ -149,6 +152,7 @@ class GenerationMethods(ModelInputs):
         Position `i` of an activation belongs to token `i`. The last token was chosen but not run, so there is one
         position less than tokens. Other arguments are those of `generate`.
         """
+        check_generated_output(self.module, kwargs, why_tokens="generate_with_cache returns the text and a cache")
         points = self._points.select(names_filter)
         recorder = Recorder(points, device, dtype, skips_missing=names_filter is None)
         if any(point.canonical_name.startswith("unembed.") for point in points):

@@ -235,7 +235,7 @@ def _last_hidden_state(output: Any) -> Tensor:
         state = output.hidden_states[-1]
     if state is None:
         raise HooklineError(
-            "the output has no hidden state: call the model with output_hidden_states=True, or use a "
-            "LayerActivationDetector at its last layer"
+            "the output has no hidden state: call the model with output_hidden_states=True (a HookedModel also with "
+            'return_type="output"), or use a LayerActivationDetector at its last layer'
         )
     return state

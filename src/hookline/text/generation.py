@@ -116,3 +116,17 @@ def check_generation(model: nn.Module, options: Mapping[str, Any], *, is_hooked:
         near = get_close_matches(name, known, n=1, cutoff=0.8)
         if near and name not in known and is_dropped(model, name):
             raise HooklineError(f"generate has no option {name!r}: did you mean {near[0]!r}?")
+
+
+def check_generated_output(model: nn.Module, options: Mapping[str, Any], *, why_tokens: str) -> None:
+    """Raise if options ask for more than is returned: `why_tokens` says why that is tokens only, "" if it is not."""
+    config = options.get("generation_config") or getattr(model, "generation_config", None)
+    has_object = options.get("return_dict_in_generate", getattr(config, "return_dict_in_generate", False))
+    if has_object and why_tokens:
+        raise HooklineError(f"return_dict_in_generate=True would have no effect: {why_tokens}")
+    for name, value in options.items():
+        if name.startswith("output_") and value and not has_object:
+            raise HooklineError(
+                f"{name}={value!r} would have no effect: generate returns more than tokens only for token ids and with "
+                f"return_dict_in_generate=True"
+            )
