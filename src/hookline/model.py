@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -70,6 +70,11 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     Points have TransformerLens's names, among others; every module's input and output is a point too.
     """
 
+    _elsewhere: ClassVar[dict[str, str]] = {
+        **GenerationMethods._elsewhere,
+        "show_attention": 'explore(prompt) shows attention patterns, and cache["pattern", layer] has them',
+        "logit_lens": "experiments.logit_lens.logit_lens(model, prompt), or the method logit_lens of a cache",
+    }
     _points: ModelPoints
     _points_class: type[ModelPoints] = ModelPoints
     _cache_class = ModelCache

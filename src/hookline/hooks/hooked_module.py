@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -30,6 +30,13 @@ class HookedModule(Hooked, Delegate):
     with it: see `delegate.py`.
     """
 
+    _elsewhere: ClassVar[dict[str, str]] = {
+        "trace": "run_with_cache(…) returns activations, and with model.hooks(fwd_hooks=[(name, edit)]): edits them",
+        "edit": "add_hook(name, edit), or for some runs with model.hooks(fwd_hooks=[(name, edit)]):",
+        "scan": "points(names_filter, input) lists shapes without running the model",
+    }
+    """Methods of other libraries, and what to type instead."""
+
     def __init__(self, module: nn.Module) -> None:
         if not isinstance(module, nn.Module):
             raise HooklineError(f"hookline.hook takes an nn.Module, not {type(module).__name__}")
@@ -48,6 +55,15 @@ class HookedModule(Hooked, Delegate):
         if kwargs and _is_of_transformers(self.module):
             self._check_options(kwargs)
         return self._forward(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name not in self._elsewhere:
+                raise
+            message = f"{type(self).__name__} has no {name}: {self._elsewhere[name]}"
+            raise AttributeError(message, name=name, obj=self) from error
 
     def verify(self, *args: Any, **kwargs: Any) -> AttentionReport:
         """Find the modules that compute attention on an input, and check the points inside it.

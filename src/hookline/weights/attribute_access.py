@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hookline.errors import unknown_point
+from hookline.errors import HooklineError, unknown_point
+from hookline.transformer.bridge_modules import module_at
 from hookline.weights.matrices import weight
 
 if TYPE_CHECKING:
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class PointPath:
-    """The points under a common prefix, such as `blocks.5.attn`. Attributes are points, or longer prefixes."""
+    """The points under a common prefix, such as `blocks.5.attn`. Attributes are points, or longer prefixes.
+
+    Calling it applies the module that has these points: `model.unembed(model.ln_final(x))`.
+    """
 
     def __init__(self, points: ModelPoints, path: str) -> None:
         self._points, self._path = points, path
@@ -43,6 +47,16 @@ class PointPath:
         if not layer.isdigit() or stack != self._points.anatomy.main.name:
             raise AttributeError(f"{self._path} has no weight {name!r}: use a layer, as in model.blocks[5].attn.W_Q")
         return weight(self._points, int(layer), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model's own module at this path returns for these arguments."""
+        module = module_at(self._points.anatomy, self._path)
+        if module is None:
+            raise HooklineError(
+                f"{self._path} cannot be called: it is not one module of {type(self._points.root).__name__}. Call "
+                f"modules of model.module, or run part of the model: model(…, start_at_layer=…, stop_at_layer=…)"
+            )
+        return module(*args, **kwargs)
 
     def __getitem__(self, index: int) -> PointPath:
         if index not in range(-len(self), len(self)):
