@@ -133,6 +133,25 @@ def test_an_edit_in_two_contexts_takes_effect_once_each() -> None:
     assert torch.allclose(once, twice, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_detached_input_of_heads_has_no_gradient(kind) -> None:
+    """Its value is the same, so no head seems to be edited; but the gradient must not go through the queries."""
+    model, inputs = wrapped(kind)
+
+    def gradients(point, hook):
+        found = []
+        hooks = [("blocks.1.hook_resid_pre", lambda grad: found.append(grad.clone()))]
+        model.zero_grad()
+        with model.hooks(fwd_hooks=[(point, hook)], bwd_hooks=hooks):
+            model(**inputs).square().sum().backward()
+        return found[0]
+
+    detached = gradients("blocks.1.hook_q_input", lambda x: x.detach())
+    expected = gradients("blocks.1.attn.hook_q", lambda q: q.detach())
+    assert torch.allclose(detached, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    assert not torch.allclose(detached, gradients("blocks.1.hook_q_input", lambda x: None), rtol=1e-2)
+
+
 def test_points_of_each_head_are_worked_out_on_request_only() -> None:
     model, inputs = wrapped("gpt2")
     with torch.no_grad():

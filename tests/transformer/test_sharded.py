@@ -62,6 +62,7 @@ def short_path(folder: str) -> dict[str, object]:
         found["sweep"] = torch.allclose(*sweeps, atol=1e-4)
     found["copied"] = _said(lambda: copy.deepcopy(sharded)) + _said(lambda: pickle.dumps(sharded))
     found |= disagreements(sharded)
+    found["unnoticed"] = unnoticed(sharded)
     found["other hooks"] = _said(lambda: _hook_by_rank(sharded))
     found["late hooks"] = _said(lambda: _late_hook_by_rank(sharded))
     sharded.add_hook(f"blocks.{dist.get_rank()}.hook_resid_post", lambda x, hook: x)
@@ -101,6 +102,52 @@ def disagreements(model) -> dict[str, str]:
     return found
 
 
+def unnoticed(model) -> list[tuple[str, str]]:
+    """The points at which a hook that depends on the process is accepted, and what it does."""
+    rank, four = dist.get_rank(), IDS[:1, :4]
+    kept = []
+
+    def keep(x, hook):
+        if rank:
+            kept.append(x)
+
+    def backward(name, hook):
+        with model.hooks(fwd_hooks=[(name, hook)]):
+            model(IDS).sum().backward()
+
+    by_rank = {
+        "a vector": lambda x, hook: x + rank,
+        "in one only": lambda x, hook: x * 2 if rank else None,
+        "one head": lambda x, hook: torch.cat([x[:, :, :1] * (1 + rank), x[:, :, 1:]], 2),
+        "noise in one position": lambda x, hook: x + rank * 0.01 * (torch.arange(x.shape[1]) == 2)[:, None, None],
+    }
+    with torch.no_grad():
+        _, cache = model.run_with_cache(four)
+    names = [name for name in cache if cache[name].is_floating_point()]
+    names += [f"blocks.1.{name}" for name in PER_HEAD]
+    found = []
+    for name in names:
+        for what, hook in list(by_rank.items())[: None if name.endswith(PER_HEAD) else 2]:
+            with torch.no_grad():
+                if not _said(lambda name=name, hook=hook: model.run_with_hooks(four, fwd_hooks=[(name, hook)])):
+                    found.append((name, what))
+    for name in (*(f"blocks.1.{name}" for name in PER_HEAD), Z, MID):
+        two = [(name, by_rank["in one only"]), (name, lambda x, hook: None)]
+        if not _said(lambda two=two: model.run_with_cache(four, names_filter=[two[0][0]], fwd_hooks=two)):
+            found.append((name, "before another hook"))
+        if not _said(lambda name=name: backward(name, by_rank["in one only"])):
+            found.append((name, "before a backward pass"))
+        backward(name, keep)  # what one process alone keeps or copies is no difference
+        backward(name, lambda x, hook: x.clone() if rank else None)
+    scale = model.module.model.norm.weight
+    scale.data *= 1 + rank
+    if not _said(lambda: model.run_with_hooks(four, fwd_hooks=[("model.norm.output", lambda x, hook: None)])):
+        found.append(("model.norm", "other weights"))
+    scale.data /= 1 + rank
+    return found
+
+
+PER_HEAD = ("hook_q_input", "hook_k_input", "hook_v_input", "attn.hook_result")
 Z, MID = "blocks.1.attn.hook_z", "blocks.0.hook_resid_post"
 
 
@@ -141,6 +188,7 @@ def test_a_tensor_parallel_model(tmp_path) -> None:
         assert "differ from those of this process in input_ids" in found["other tokens"]
         assert "differ from those of this process in input_ids" in found["other lengths"]
         assert "OwnRecord" in found["local"]
+        assert found["unnoticed"] == []
 
 
 def uses(folder: str) -> dict[str, object]:

@@ -134,7 +134,10 @@ class Agree(Action):
 
 
 class Compare(Action):
-    """At the end of a pass of a sharded model with permanent hooks: its processes compare what the hooks did."""
+    """At the end of a pass of a sharded model: its processes compare what the hooks did.
+
+    Not later, because gradients are collected where the hooks of this process have put activations back.
+    """
 
     phase = Phase.BOUND
     is_replayed = False

@@ -22,6 +22,7 @@ from hookline.engine.registration import Registration
 from hookline.engine.results import fit
 from hookline.engine.schedule import Step
 from hookline.engine.snapshots import Loan, has_own_memory, is_as_lent, lend
+from hookline.engine.split_values import completing, processes
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class HookAction(PointAction):
         self.hook = hook
         self.registration = Registration()
         self.choices = choices_at(point)
+        self.is_part = bool(processes) and bool(completing(self.module, self.tap.kind))
         self.may_write = self.is_inplace or not type(self.module).__module__.startswith("torch.nn.")
         self.invoke = self.caller()
         self.errors: list[HookError] = []
@@ -165,7 +167,9 @@ class Edit(HookAction):
 
     def wants_gradient(self, given: Any, x: Any) -> bool:
         """Whether the hook may have asked for the gradient of what it was given, which must be in the graph then."""
-        if not given.requires_grad or self.is_derived:
+        if not given.requires_grad or self.is_derived or self.is_part:
+            # Where each process has a part, all must put it back or none: gradients are collected there. Only one of
+            # them may have kept what it was given.
             return bool(given.requires_grad)
         if given.retains_grad or given._backward_hooks:
             return True

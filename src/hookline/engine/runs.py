@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hookline.engine import compiling, interception
-from hookline.engine.actions import Action, Agree, PointAction, bounds, numbers
+from hookline.engine.actions import Action, Agree, Compare, PointAction, bounds, numbers
 from hookline.engine.blocks import UndoBlock, covered
 from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
@@ -68,7 +68,7 @@ class Run(Schedule, UndoBlock):
         every = with_needs(actions, is_one_pass=is_one_pass)
         if self._others is not None:
             self._others.watch(every)
-            every.append(Agree(root, every[:]))
+            every += [Agree(root, every[:]), *([] if is_one_pass else [Compare(root, every[:])])]
         super().__init__([*self._bounds, *every])
         self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}

@@ -46,9 +46,14 @@ class Together(Protocol):
     def least(self, number: int) -> int:
         """Return the smallest of the numbers that the processes pass."""
 
+    def union(self, heads: Sequence[int]) -> list[int]:
+        """Return the heads that any of the processes passes, in order."""
+
 
 processes: WeakKeyDictionary[nn.Module, Together] = WeakKeyDictionary()
 """By model, if it is sharded."""
+sharing: WeakKeyDictionary[nn.Module, Together] = WeakKeyDictionary()
+"""By layer, if it is split: what it computes may need all processes."""
 
 
 def complete(module: nn.Module, kind: Kind, lens: Lens) -> None:
@@ -81,6 +86,12 @@ def completing(module: nn.Module, kind: Kind) -> tuple[Lens, ...]:
     """The lens that makes the value of an event whole, if it needs one."""
     found = _lenses.get(module, {}).get(kind)
     return () if found is None else (found,)
+
+
+def changed_in_any(module: nn.Module, heads: list[int]) -> list[int]:
+    """The heads that a hook has changed in any process that shares this layer: all of them compute the same then."""
+    together = sharing.get(module) if sharing else None
+    return heads if together is None else together.union(heads)
 
 
 def check_not_sharded(root: nn.Module, what: str) -> None:

@@ -1,21 +1,21 @@
 """What the processes of a sharded model compare, so that they do not compute different things unnoticed.
 
-At the beginning of a forward pass with hooks they compare the hooks and the inputs, and at the end of a run with hooks
-what each hook made of its activation. Each is one small collective, in a group of its own that has a time limit. Values
-are compared by sketches, so nothing large is sent.
+At the beginning of a forward pass with hooks they compare the hooks and the inputs, and at its end, before anybody can
+compute gradients, what each hook made of its activation. Each is one small collective, in a group of its own that has a
+time limit. Values are compared by sketches, so nothing large is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional as F
 
 from hookline.engine.actions import PointAction
 from hookline.engine.hook_actions import HookAction
@@ -33,34 +33,77 @@ SAME = 1e-5
 """How much values may differ, relative to their norm: sums of floats in another order."""
 AMPLIFIED = 100
 """How much more a hook's result may differ than what it was given: some GPU kernels round differently each time."""
+APART = 0.05
+"""How much what a hook is given may differ: more is not rounding."""
+_PRIME, _FACTOR = 16777213, 10368889
+"""The largest prime below 2 ** 24, up to which float32 has every integer, and about 0.618 times as many."""
+_CPU = torch.device("cpu")
 ALIKE = "on a sharded model every process must run the same hooks in the same order, on the same inputs"
 
 
 @lru_cache(64)
-def _signs(n: int, device: torch.device) -> Tensor:
-    """The same n random signs in every process."""
-    bits = torch.randint(2, (n,), generator=torch.Generator().manual_seed(n))
-    return (2.0 * bits - 1).to(device)
+def _weights(length: int, axis: int, device: torch.device) -> Tensor:
+    """The same random weights in every process: `SKETCH` rows for an axis of up to `length` entries.
+
+    Normally distributed, so that no sum of them is 0, as sums of signs often are; and others for each axis, so that a
+    matrix and its transpose have different sums.
+    """
+    generator = torch.Generator().manual_seed(2 * length.bit_length() + axis)
+    return torch.randn(SKETCH, length, generator=generator, device=_CPU, dtype=torch.float32).to(device)
+
+
+def _weights_for(x: Tensor, axis: int) -> Tensor:
+    """The weights for one axis of a matrix. They are made for powers of two: lengths change with every text."""
+    n = x.shape[axis]
+    return _weights(1 << n.bit_length(), axis, x.device)[:, :n]
 
 
 @torch.no_grad()
 def sketch(x: Tensor) -> Tensor:
     """Return a few numbers for a tensor, so that those of two tensors differ by about as much as the tensors do.
 
-    They are sums with random signs. What is not finite counts as 0.
+    They are sums with random weights for each row and each column.
     """
-    x = x.detach().to(torch.float32)
-    x = torch.where(x.isfinite(), x, 0.0)
+    x = _as_floats(x.detach())
+    if not x.numel():
+        return x.new_zeros(SKETCH)
     rows = x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
-    summed = (_signs(rows.shape[0], x.device) @ rows) * _signs(rows.shape[1], x.device)
-    return F.pad(summed, (0, -len(summed) % SKETCH)).view(-1, SKETCH).sum(0)
+    with torch.autocast(rows.device.type, enabled=False):
+        return ((_weights_for(rows, 0) @ rows) * _weights_for(rows, 1)).sum(1)
+
+
+def _as_floats(x: Tensor) -> Tensor:
+    """The tensor in float32, in which all that differs still differs, and no number is far larger than all others.
+
+    Integers are labels (tokens, experts): each becomes another number between -1 and 1. What is not finite, and masked
+    scores, which are the lowest number of their dtype, count as much as the typical number.
+    """
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    if not x.is_floating_point():
+        return (x.long() * _FACTOR).remainder(_PRIME).float() / _PRIME * 2 - 1
+    limit = 3e4 if x.dtype is torch.float16 else 1e30
+    x = x.float()
+    is_large = ~(x.abs() < limit)
+    if x.device.type == "cpu" and not is_large.any():  # on a GPU, to ask is to wait for it
+        return x
+    rest = torch.where(is_large, 0.0, x)
+    typical = rest.norm() / x.numel() ** 0.5
+    marks = (x.clamp(-1, 1) + x.sign() * x.isinf()).nan_to_num(3.0)
+    return torch.where(is_large, marks * torch.where(typical > 0, typical, 1.0), rest)
+
+
+@lru_cache(8)
+def _rotation(device: torch.device) -> Tensor:
+    """The same random rotation of sketches in every process."""
+    return torch.linalg.qr(_weights(SKETCH, 0, _CPU))[0].to(device)
 
 
 class HookLog:
-    """What the hooks of this process did since the processes last compared it, by point."""
+    """What the hooks of this process did since the processes last compared it, in order."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Tensor] = {}
+        self._calls: list[tuple[str, Tensor, Tensor]] = []
 
     def watching(self, action: HookAction) -> Callable[..., Any]:
         """Return what calls a hook, and notes what the hook makes of what it is given."""
@@ -69,10 +112,7 @@ class HookLog:
         def call(given: Any, point: Any) -> Any:
             before = _of_all(given)
             result = invoke(given, point)
-            noted = torch.stack([before, _of_all(given if result is None else result)])
-            if (earlier := self._found.get(name)) is not None:
-                noted = noted + earlier.roll(1, -1)  # rolled, so that the order of the calls counts
-            self._found[name] = noted
+            self._calls.append((name, before, _of_all(given if result is None else result)))
             return result
 
         call.is_watching = True  # type: ignore[attr-defined]
@@ -80,23 +120,36 @@ class HookLog:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._found = {}
+        self._calls = []
 
-    def taken(self) -> dict[str, list[list[float]]]:
+    def taken(self) -> list[HookCall]:
         """Return everything as numbers, and forget it."""
-        found, self._found = self._found, {}
-        return {name: noted.tolist() for name, noted in found.items()}
+        calls, self._calls = self._calls, []
+        return [HookCall(name, before.tolist(), after.tolist()) for name, before, after in calls]
+
+
+class HookCall(NamedTuple):
+    """One call of a hook: the point, and the sketches of what it was given and of what it made of that."""
+
+    name: str
+    given: list[float]
+    made: list[float]
 
 
 def _of_all(value: Any) -> Tensor:
-    """The sum of the sketches of all tensors in a value."""
-    found = [sketch(x) for x in tensors_in(value)]
-    return torch.stack([each.to(found[0].device) for each in found]).sum(0) if found else torch.zeros(SKETCH)
+    """The sketches of all tensors in a value, as one."""
+    sketches = [sketch(x) for x in tensors_in(value)] or [torch.zeros(SKETCH, device=_CPU, dtype=torch.float32)]
+    return reduce(_followed_by, sketches)
+
+
+def _followed_by(earlier: Tensor, later: Tensor) -> Tensor:
+    """The sum of sketches; the earlier ones are rotated, so that two cannot cancel, and their order counts."""
+    return later + (earlier @ _rotation(earlier.device)).to(later.device)
 
 
 def _difference(one: Sequence[float], other: Sequence[float]) -> float:
     """How much two sketches differ, relative to the larger one."""
-    a, b = torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
+    a, b = (torch.tensor(each, dtype=torch.float64, device=_CPU) for each in (one, other))
     return float((a - b).norm() / max(a.norm(), b.norm(), 1e-30))
 
 
@@ -144,8 +197,8 @@ class Agreement:
                 ) from error
         elif any(isinstance(each, HookAction) for each in actions):
             told = self._exchange("ends a run", self._log.taken())
-            for rank, noted in enumerate(told):
-                self._compare_noted(self._ranks[rank], noted, told[self._rank])
+            for rank, calls in enumerate(told):
+                self._compare_calls(self._ranks[rank], calls, told[self._rank])
 
     @property
     def size(self) -> int:
@@ -164,6 +217,10 @@ class Agreement:
     def least(self, number: int) -> int:
         """Return the smallest of the numbers that the processes pass."""
         return min(self._exchange("plans its batches", number))
+
+    def union(self, heads: Sequence[int]) -> list[int]:
+        """Return the heads that any of the processes passes, in order."""
+        return sorted({head for passed in self._exchange("edits heads", heads) for head in passed})
 
     @property
     def _rank(self) -> int:
@@ -198,15 +255,21 @@ class Agreement:
                 first = f" after {how_many(same, 'hook')} that both have" if same else ""
                 raise HooklineError(f"process {rank} hooks {theirs}, and this one {ours}{first}: {ALIKE}")
 
-    def _compare_noted(self, rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-        for name in {**ours, **theirs}:
-            if name not in theirs or name not in ours:
-                where = f"process {rank}" if name not in theirs else "this process"
-                raise HooklineError(f"a hook at {name!r} was not called in {where}, but in another one: {ALIKE}")
-            given, returned = (_difference(*each) for each in zip(theirs[name], ours[name], strict=True))
-            if returned > SAME + AMPLIFIED * given:
+    def _compare_calls(self, rank: int, theirs: list[HookCall], ours: list[HookCall]) -> None:
+        """Raise at the first call that differs: what comes after it differs too."""
+        for their, our in zip_longest(theirs, ours):
+            if their is None or our is None or their.name != our.name:
+                call, where = (our, f"process {rank}") if our is not None else (their, "this process")
+                raise HooklineError(f"a hook at {call.name!r} was not called in {where}, but in another one: {ALIKE}")
+            given, made = _difference(their.given, our.given), _difference(their.made, our.made)
+            if given > APART:
                 raise HooklineError(
-                    f"a hook at {name!r} made something else of the same activation in process {rank} than in this "
+                    f"what a hook at {our.name!r} was given in process {rank} differs from what it was given in this "
+                    "one, so the output of this run is wrong: something other than hooks (weights, dropout) differs"
+                )
+            if made > SAME + AMPLIFIED * given:
+                raise HooklineError(
+                    f"a hook at {our.name!r} made something else of the same activation in process {rank} than in this "
                     "one, so the output of this run is wrong. What a hook computes must not depend on the process: "
                     "seed random numbers alike in all of them"
                 )

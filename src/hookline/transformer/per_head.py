@@ -17,6 +17,7 @@ from hookline.engine.derived import Derived
 from hookline.engine.lenses import FIRST, Lens
 from hookline.engine.own_parts import Spans, own_site
 from hookline.engine.points import Site
+from hookline.engine.split_values import changed_in_any, sharing
 from hookline.errors import HooklineError, UnavailablePointError
 from hookline.transformer.norms import Normalized, NormScale, norm_of
 from hookline.transformer.shard_lenses import whole_parameter
@@ -35,7 +36,16 @@ class HeadResult(Derived):
 
     def computed(self, value: Any) -> Tensor:
         """The projection of each head's `z`."""
-        return self.of(self.source(value))
+        z = self.source(value)
+        if self.projection not in sharing:
+            return self.of(z)
+        # Only once for each call: a process whose hook has edited the result needs it no more, and if the others
+        # collected the weight again, they would wait for this one.
+        with_grad = torch.is_grad_enabled()
+        last = stashed.memo.get(HeadResult)
+        if last is None or last[0] is not z or with_grad > last[1]:
+            last = stashed.memo[HeadResult] = z, with_grad, self.of(z)
+        return last[2] if with_grad else last[2].detach()
 
     def of(self, z: Tensor) -> Tensor:
         """The projection of each head's `z` alone, without the bias."""
@@ -140,14 +150,19 @@ class ReprojectHeads:
     def __call__(self, output: Any) -> Any:
         """The output, re-projected for each head with an edited input."""
         stream = stashed.saved.get(self.stream)
-        inputs = self._edited(stream) if stream is not None else None
-        if stream is None or inputs is None or stashed.saved.get(self) is inputs:
+        if stream is None:
             return output
-        stashed.saved[self] = inputs  # done: other runs need not repeat it
-        self._check_norm(stream)
-        heads = self._changed_heads(inputs, stream)
+        inputs = self._edited(stream)
+        done, stashed.saved[self] = stashed.saved.get(self, (None, None)), (stream, inputs)
+        if done[0] is stream and done[1] is inputs:  # by another run
+            return output
+        if inputs is not None:
+            self._check_norm(stream)
+        heads = changed_in_any(self.module, [] if inputs is None else self._changed_heads(inputs, stream))
         if not heads:
             return output
+        if inputs is None:  # edited in another process only: what both computed is compared when the pass ends
+            inputs = stream.unsqueeze(-2).repeat_interleave(self.inputs.n, -2)
         before, parts = self._projected(stream), list(self.part.get(output).unbind(-2))
         for head, after in zip(heads, self._of_each(inputs, heads), strict=True):
             parts[head] = parts[head] + (after - before[..., head, :])
@@ -159,7 +174,7 @@ class ReprojectHeads:
         return own if own is not None or self.inputs.of is None else self.inputs.of.edited(stream)
 
     def _changed_heads(self, inputs: Tensor, stream: Tensor) -> list[int]:
-        if inputs.requires_grad:
+        if inputs.requires_grad or stream.requires_grad:  # a detached input has no gradient, whatever its value
             return list(range(inputs.shape[-2]))
         differs = (inputs != stream.unsqueeze(-2)).any(-1).flatten(0, -2).any(0)
         return differs.nonzero().flatten().tolist()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hookline.engine.order import Kind
-from hookline.engine.split_values import complete, preparations, processes, refuse, refuse_items
+from hookline.engine.split_values import complete, preparations, processes, refuse, refuse_items, sharing
 from hookline.errors import HooklineError
 from hookline.transformer import roles
 from hookline.transformer.agreement import Agreement
@@ -51,8 +51,10 @@ def prepare_sharded(module: nn.Module) -> None:
         )
     if sharded is not None and module not in processes:
         group = manager.get_mesh("tp").get_group()
+        agreement = Agreement(group)
         _gather(sharded, group)
-        processes[module] = processes[sharded] = Agreement(group)
+        sharing.update(dict.fromkeys((layer for layer, _ in _styles(sharded)), agreement))
+        processes[module] = processes[sharded] = agreement
 
 
 preparations.append(prepare_sharded)
