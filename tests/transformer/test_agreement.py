@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.transformer.agreement import AMPLIFIED, SAME, _difference, _weights, sketch
+from hookline.transformer.agreement import AMPLIFIED, SAME, _difference, _weights, explanation, sketch
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -91,6 +91,13 @@ def test_made_first_under_other_settings() -> None:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(sketch(x), first)
     assert first.dtype == torch.float32
+
+
+def test_errors_of_sharded_models_are_explained() -> None:
+    view = RuntimeError("Output 0 of _ToTorchTensor is a view and is being modified inplace. This view was created …")
+    assert "torch.no_grad()" in explanation(view)
+    assert "another process has ended" in explanation(RuntimeError("[gloo/transport] Connection closed by peer"))
+    assert explanation(RuntimeError("shapes do not match")) is explanation(KeyError("gloo")) is None
 
 
 def test_shapes_without_rows_or_columns() -> None:

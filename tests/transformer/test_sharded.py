@@ -115,6 +115,13 @@ def unnoticed(model) -> list[tuple[str, str]]:
         with model.hooks(fwd_hooks=[(name, hook)]):
             model(IDS).sum().backward()
 
+    def stopped(name, hook):
+        try:
+            model.add_hook(name, hook)
+            model(four, stop_at_layer=2)
+        finally:
+            model.reset_hooks()
+
     by_rank = {
         "a vector": lambda x, hook: x + rank,
         "in one only": lambda x, hook: x * 2 if rank else None,
@@ -137,6 +144,8 @@ def unnoticed(model) -> list[tuple[str, str]]:
             found.append((name, "before another hook"))
         if not _said(lambda name=name: backward(name, by_rank["in one only"])):
             found.append((name, "before a backward pass"))
+        if not _said(lambda name=name: stopped(name, by_rank["in one only"])):
+            found.append((name, "before the pass is stopped"))
         backward(name, keep)  # what one process alone keeps or copies is no difference
         backward(name, lambda x, hook: x.clone() if rank else None)
     scale = model.module.model.norm.weight
@@ -401,6 +410,38 @@ def test_a_process_that_is_missing_ends_in_an_error(how, tmp_path) -> None:
     said, seconds = run(one_is_missing, 2, str(tmp_path), how, is_lost=True)[0]
     assert "another one has ended" in said or "another process has ended" in said, said
     assert seconds < 60, "the limits are 5 s for hookline's collectives and 20 s for the model's"
+
+
+def in_place_on_parts(folder: str) -> dict[str, object]:
+    """Llama 4, which adds to the output of a split layer in place: torch has no gradients of that."""
+    whole, sharded = (hookline.hook(module) for module in sharded_models.both("llama4_text", folder))
+    with torch.no_grad():
+        (logits, cache), (other_logits, other) = whole.run_with_cache(IDS), sharded.run_with_cache(IDS)
+        edited = [model.run_with_hooks(IDS, fwd_hooks=[(Z, sharded_models.uneven)]) for model in (whole, sharded)]
+    found: dict[str, object] = {"logits": list(sharded_models.unlike("logits", logits, other_logits))}
+    found["points"] = [said for name in cache for said in sharded_models.unlike(name, cache[name], other[name])]
+    found["edited"] = list(sharded_models.unlike("edited", *edited))
+    found["run_with_cache"] = _said(lambda: sharded.run_with_cache(IDS))
+
+    def in_context() -> None:
+        with sharded.hooks(fwd_hooks=[(MID, lambda x, hook: x * 2)]):
+            sharded(IDS)
+
+    found["hooks"] = _said(in_context)
+    sharded.add_hook(MID, lambda x, hook: x * 2)
+    try:
+        sharded(IDS)
+    except RuntimeError as error:
+        found["permanent"] = "".join(error.__notes__)
+    return found
+
+
+@pytest.mark.slow
+def test_a_model_without_gradients_in_parts_says_so(tmp_path) -> None:
+    for found in run(in_place_on_parts, 2, str(tmp_path)):
+        assert found["logits"] == found["points"] == found["edited"] == []
+        for what in ("run_with_cache", "hooks", "permanent"):
+            assert "Run it under torch.no_grad()" in found[what], what
 
 
 def other_parallelism(folder: str) -> dict[str, object]:

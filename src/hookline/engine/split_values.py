@@ -43,6 +43,9 @@ class Together(Protocol):
     def end(self, actions: Sequence[Action], error: BaseException | None = None) -> None:
         """At the end of a run: raise if a hook of another process made something else of its activation."""
 
+    def explain(self, error: BaseException) -> None:
+        """After an error in a forward pass: forget what hooks did, and add to the error what it means."""
+
     def least(self, number: int) -> int:
         """Return the smallest of the numbers that the processes pass."""
 

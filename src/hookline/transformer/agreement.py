@@ -118,6 +118,11 @@ class HookLog:
         call.is_watching = True  # type: ignore[attr-defined]
         return call
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether there is something to compare."""
+        return bool(self._calls)
+
     def clear(self) -> None:
         """Forget everything."""
         self._calls = []
@@ -191,14 +196,21 @@ class Agreement:
         """Raise if a hook did something else in another process. After an error, explain it if processes are lost."""
         if error is not None and not isinstance(error, StopForward):
             self._log.clear()
-            if isinstance(error, dist.DistError) or _is_lost(error):
-                raise HooklineError(
-                    f"another process has ended, or did not come to the same layer in time: {ALIKE}"
-                ) from error
-        elif any(isinstance(each, HookAction) for each in actions):
+            why = explanation(error)
+            if why is not None:
+                raise HooklineError(why) from error
+        elif self._log.has_calls or any(isinstance(each, HookAction) for each in actions):
             told = self._exchange("ends a run", self._log.taken())
             for rank, calls in enumerate(told):
                 self._compare_calls(self._ranks[rank], calls, told[self._rank])
+
+    def explain(self, error: BaseException) -> None:
+        """After an error in a forward pass: forget what hooks did, and add to the error what it means."""
+        if not isinstance(error, StopForward):  # after which the run that stops it compares
+            self._log.clear()
+            why = explanation(error)
+            if why is not None:
+                error.add_note(why)
 
     @property
     def size(self) -> int:
@@ -309,7 +321,14 @@ def _differs(one: tuple[str, list[float]] | None, other: tuple[str, list[float]]
     return _difference(one[1], other[1]) > SAME
 
 
-def _is_lost(error: BaseException) -> bool:
-    """Whether an error of a collective says that another process is gone, or did not come."""
-    said = str(error)
-    return isinstance(error, RuntimeError) and any(word in said for word in ("gloo", "Connection closed", "imed out"))
+def explanation(error: BaseException) -> str | None:
+    """What an error of a sharded model means that says nothing about processes; None for any other error."""
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    if isinstance(error, dist.DistError) or any(word in said for word in ("gloo", "Connection closed", "imed out")):
+        return f"another process has ended, or did not come to the same layer in time: {ALIKE}"
+    if "_ToTorchTensor" in said:  # of DTensor
+        return (
+            "this model writes in place to the output of a layer that is split, of which torch can compute no gradients "
+            "then; without hooks it fails too. Run it under torch.no_grad(), or in one process"
+        )
+    return None
