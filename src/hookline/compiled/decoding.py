@@ -111,7 +111,7 @@ class DecodeState:
         """Run the prompt, with the hooks of the engine, and choose the first new token."""
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": self.mask if self.takes_whole_mask else mask}
         if self.takes_positions:
-            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+            inputs["position_ids"] = (mask.cumsum(1) - 1).masked_fill(mask == 0, 0)
         if self.keeps_logits and not all_logits:
             inputs["logits_to_keep"] = 1
         output = self.module(**inputs, past_key_values=self.cache, use_cache=True)
@@ -152,17 +152,13 @@ class DecodeState:
         self.tokens.index_copy_(1, self.column, chosen)
         self.token.copy_(chosen)
 
-    def saved(self) -> list[Tensor]:
-        """The state now."""
-        return [each.clone() for each in self._moving()]
+    def moving(self) -> list[Tensor]:
+        """What a step writes to, but the cache: another run of the same step writes there at the same column."""
+        return [self.token, self.column, self.tokens, self.finished]
 
-    def restore(self, saved: list[Tensor]) -> None:
-        """Return to an earlier state, to run a step again: it writes to the cache where it wrote before."""
-        for each, before in zip(self._moving(), saved, strict=True):
-            each.copy_(before)
-
-    def _moving(self) -> tuple[Tensor, ...]:
-        return self.token, self.column, self.tokens, self.finished
+    def cached(self, column: int) -> list[Tensor]:
+        """The keys and values of one column."""
+        return [each.narrow(2, column, 1) for layer in self.cache.layers for each in (layer.keys, layer.values)]
 
     def ended(self, start: int, stop: int) -> int:
         """The length of the text: up to the first column at which every row has ended, or `stop`."""

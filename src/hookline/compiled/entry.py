@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from hookline.compiled.classify import Placement, placed, refusal
-from hookline.engine import interception, skipping
+from hookline.engine import compiling, interception, skipping
 from hookline.engine.actions import Action
 from hookline.engine.calls import running
 from hookline.engine.detours import PLACE
@@ -26,7 +26,7 @@ _GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backwa
 def why_uncompiled(points: ModelPoints) -> str | None:
     """Why a call of the model that begins now cannot be compiled; None if it can."""
     modules = [*points.root.modules()]
-    return _of_model(points.root, modules) or _of_thread() or _of_modules(points, modules)
+    return _of_model(points.root, modules) or why_not_here() or _of_modules(points, modules)
 
 
 def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
@@ -48,8 +48,8 @@ def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
     return None
 
 
-def _of_thread() -> str | None:
-    """Why nothing can be compiled in this thread now."""
+def why_not_here() -> str | None:
+    """Why nothing can be compiled in this thread now; None if it can."""
     if running.hooks:
         return "it is called in a hook"
     if interception.stack.interceptors or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
@@ -60,7 +60,7 @@ def _of_thread() -> str | None:
         return "some of its layers are skipped"
     if any(getattr(torch_module, name) for name in _GLOBAL):
         return "there are hooks on all modules of the process"
-    return None
+    return compiling.why_no_graphs()
 
 
 def _of_modules(points: ModelPoints, modules: Sequence[nn.Module]) -> str | None:
@@ -122,6 +122,12 @@ def placements(actions: Sequence[Action]) -> tuple[list[Placement], str | None]:
     """How each action runs, and why they cannot all be compiled."""
     found = [placed(action) for action in actions]
     return found, refusal(found)
+
+
+def inferred_mask(module: Any, ids: Tensor, config: Any) -> Tensor:
+    """The mask that the model's own `generate` takes for a prompt without one: padding is found by its token."""
+    mask: Tensor = module._prepare_attention_mask_for_generation(ids, config, {})
+    return mask
 
 
 def generation_settings(module: Any, ids: Any, options: dict[str, Any]) -> tuple[Any, Any] | str:

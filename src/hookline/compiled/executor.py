@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static
 from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
+from hookline.compiled.model_code import ModelCode
 from hookline.compiled.options import CompileOptions, compile_options
 from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
@@ -60,17 +62,19 @@ class CompiledRuns:
         self._traced = TracedFunctions(options.limit)
         self.repeats = Repeats(options.limit, options.seconds)
         self._computes_in = self._place()
+        self.code = ModelCode(points.root)
+        self._states: WeakSet[State] = WeakSet()
 
     def _place(self) -> tuple[Any, ...]:
         first = next(self.points.root.parameters())
         return first.device, first.dtype
 
     def _keep_up(self) -> None:
-        """Start over if the model has moved to another device or dtype."""
-        if self._place() != self._computes_in:
+        """Start over if the model has moved to another device or dtype, or has other modules or methods."""
+        if self._place() != self._computes_in or not self.code.is_of(self.points.root):
             with self._lock:
-                self._past, self._computes_in = self.graphs, self._place()
-                self._variants, self._idle, self._features = [], {}, {}
+                self._past, self._computes_in, self.code = self.graphs, self._place(), ModelCode(self.points.root)
+                self._variants, self._idle, self._features, self._states = [], {}, {}, WeakSet()
                 self.repeats = Repeats(self.options.limit, self.options.seconds)
 
     @property
@@ -105,6 +109,19 @@ class CompiledRuns:
         """Note that a run is not compiled because a graph would not pay."""
         self.reasons[why] = self.reasons.get(why, 0) + 1
 
+    def actions_now(self, *, is_unchanged: bool) -> list[Action] | str:
+        """The actions of a generation that goes on; a sentence if its next step cannot be compiled.
+
+        `is_unchanged` says that the model's modules and methods are those of its last step.
+        """
+        if is_unchanged:
+            why = entry.why_not_here()
+        else:
+            self._keep_up()
+            why = entry.why_uncompiled(self.points)
+        actions = entry.actions_of(self.points) if why is None else why
+        return actions if isinstance(actions, str) else entry.placements(actions)[1] or actions
+
     def generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | None:
         """A compiled generation; None, after a warning, if it cannot be compiled."""
         found = self._generation(ids, options)
@@ -132,10 +149,10 @@ class CompiledRuns:
         settings = entry.generation_settings(module, ids, given)
         sampling = settings if isinstance(settings, str) else sampling_of(*settings)
         why = "it is an encoder-decoder model" if module.config.is_encoder_decoder else None
-        why = "the prompt may be padded: pass attention_mask" if mask is None else why
         if why is not None or isinstance(sampling, str) or isinstance(settings, str):
             raise HooklineError(f"stream cannot do this: {why or sampling}. Use generate")
         count = settings[0].max_new_tokens
+        mask = entry.inferred_mask(module, ids, settings[0]) if mask is None else mask
         with PlainTensors():
             state = GrowingState(module, ids.shape[0], ids.shape[1] + count, vocab_of(module))
         return CompiledGeneration(self, state, [], ids, mask, sampling, count, is_compiled=False)
@@ -143,12 +160,12 @@ class CompiledRuns:
     def _generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | str:
         given = dict(options)
         mask, some = given.pop("attention_mask", None), given.pop("logits_to_keep", 1)
-        if mask is None:
-            return "the prompt may be padded: pass attention_mask"
         found = self._checked(ids, given)
         if isinstance(found, str):
             return found
-        actions, sampling, count = found
+        actions, sampling, config = found
+        count = config.max_new_tokens
+        mask = entry.inferred_mask(self.points.root, ids, config) if mask is None else mask
         change = rotary_change(entry.text_config(self.points))
         if change is not None and ids.shape[1] <= change < ids.shape[1] + count:
             return f"its rotary angles change at {change} tokens, where the model's own generate may start over"
@@ -157,7 +174,7 @@ class CompiledRuns:
             return state
         return CompiledGeneration(self, state, actions, ids, mask, sampling, count, all_logits=some == 0)
 
-    def _checked(self, ids: Tensor, options: dict[str, Any]) -> tuple[list[Action], Sampling, int] | str:
+    def _checked(self, ids: Tensor, options: dict[str, Any]) -> tuple[list[Action], Sampling, Any] | str:
         module: Any = self.points.root
         self._keep_up()
         why = entry.why_uncompiled(self.points)
@@ -173,7 +190,7 @@ class CompiledRuns:
         if isinstance(settings, str):
             return settings
         sampling = sampling_of(*settings)
-        return sampling if isinstance(sampling, str) else (actions, sampling, settings[0].max_new_tokens)
+        return sampling if isinstance(sampling, str) else (actions, sampling, settings[0])
 
     def taken(self, key: tuple[Any, ...]) -> Any:
         """Tensors that no other run uses; None if there are none. A thread has its own: CUDA graphs need that."""
@@ -190,13 +207,18 @@ class CompiledRuns:
             cache = static_cache(module.config, length)
             if isinstance(cache, str):
                 return cache
-            return DecodeState(module, cache, rows, length, vocab_of(module))
+            return self._registered(DecodeState(module, cache, rows, length, vocab_of(module)))
+
+    def _registered(self, state: Any) -> Any:
+        """A new state: it is used again as long as the model stays as it is."""
+        self._states.add(state)
+        return state
 
     def give_back(self, state: State) -> None:
         """A run has ended."""
-        if isinstance(state, GrowingState):
-            return
         with self._lock:
+            if state not in self._states:
+                return
             self._idle.setdefault((*state.key, threading.get_ident()), []).append(state)
 
     def forward(self, inputs: Mapping[str, Any]) -> CompiledForward | None:
@@ -216,7 +238,7 @@ class CompiledRuns:
                 self.left(why)
                 return None
         with PlainTensors():
-            state = self.taken(key) or ForwardState(self.points.root, *key)
+            state = self.taken(key) or self._registered(ForwardState(self.points.root, *key))
         return CompiledForward(self, state, actions, inputs)
 
     def joined(self, run: JoinedRun) -> Tensor | None:
@@ -243,7 +265,7 @@ class CompiledRuns:
         if tails.room_for(run, self._features) > tails.MOST:
             return "a batch of variants is too large for tensors of its own"
         with PlainTensors():
-            return tails.TailState(self, run, self._features)
+            return self._registered(tails.TailState(self, run, self._features))
 
     def _unknown(self, points: Sequence[HookPoint]) -> str | None:
         """Why points cannot be in a graph whose shapes and dtypes are not known; None if all are."""

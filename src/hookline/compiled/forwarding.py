@@ -144,9 +144,8 @@ class CompiledForward:
         try:
             with variant.program.attached():
                 logits = self._logits(variant.call())
-        except TorchDynamoException as error:  # before anything has run
-            variant.refusal = f"it could not be compiled again ({type(error).__name__})"
-            return self._eager(variant.refusal)
+        except TorchDynamoException:  # before anything has run: it has to be compiled again
+            return self._proved(variant, set())
         variant.runs += 1
         for hook, slot in slots.items():
             hook.fired = hook.fired or hook.reach is None or bool(slot.gate.any())

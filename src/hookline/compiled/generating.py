@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
-from hookline.compiled import entry
 from hookline.compiled.decoding import DecodeState
 from hookline.compiled.forwarding import records_of
 from hookline.compiled.gates import Continuation, in_pass
@@ -58,6 +57,12 @@ class CompiledGeneration:
         self.variant: Variant | None = None
         """None: it runs uncompiled."""
         self._slots: dict[HookAction, Slot] = {}
+        self._since = self.start
+        """The first column that the variant runs."""
+        self._draws: list[Tensor] = []
+        """The random states before the draws of the last steps."""
+        self._code = owner.code
+        self._on_modules = owner.code.on_modules()
 
     def _plan(self, actions: Sequence[Action]) -> None:
         self._actions = list(actions)
@@ -69,7 +74,7 @@ class CompiledGeneration:
         try:
             self.begin()
             while self.made < self.count and not self._has_ended():
-                self.advance(min(_AHEAD, self.count - self.made))
+                self.advance(_AHEAD)
             return self.finish()
         finally:
             self.owner.give_back(self.state)
@@ -96,16 +101,24 @@ class CompiledGeneration:
         return self.state.tokens[:, self.start + self.made - 1].clone()
 
     def _keep_up(self) -> None:
-        """Follow hooks that were added or removed since the last step."""
+        """Follow what was added, removed or replaced since the last step, by anybody."""
         if not self._is_compiled:
             return
-        found = entry.actions_of(self.owner.points)
-        why = found if isinstance(found, str) else entry.placements(found)[1]
-        if isinstance(found, str) or why is not None:
-            self.owner.refused(str(why))
-            self.variant, self._is_compiled = None, False
-        elif found != self._actions:
-            self._plan(found)
+        on_modules = self._code.on_modules()
+        is_same = self._code.is_current() and on_modules == self._on_modules
+        actions = self.owner.actions_now(is_unchanged=is_same)
+        is_same_code = self._code is self.owner.code
+        if not is_same:
+            self._on_modules = self.owner.code.on_modules()
+        if isinstance(actions, str):
+            self._leave_graph(actions)
+            self._is_compiled = False
+        elif actions != self._actions or not is_same_code:
+            self._leave_graph()
+            self._plan(actions)
+            self._code = self.owner.code
+            if not is_same_code:
+                self.state.variants = []  # of the methods that the model had before
             with PlainTensors():
                 self._choose_variant()
 
@@ -139,57 +152,60 @@ class CompiledGeneration:
         except (HooklineError, NoTableError) as error:
             self.owner.refused(f"an edit is not a table here: {error}")
             return
-        self._slots, self.variant = slots, variant
+        self._slots, self.variant, self._since = slots, variant, self.start + self.made - 1
 
     def advance(self, steps: int) -> None:
-        """Run that many tokens."""
+        """Run one token, or in a graph that is proved up to that many."""
+        variant, made, self._draws = self.variant, self.made, []
         with PlainTensors():
-            if self.variant is not None and not (self.variant.is_proved and self._new <= self.variant.proved_on):
-                steps -= self._prove()
-            if self.variant is not None:
-                with self.variant.program.attached():
-                    steps -= self._compiled(self.variant, steps)
-            for _ in range(steps):
+            if variant is None:
                 self._draw()
                 self._uncompiled()
                 self.made += 1
+                return
+            if variant.is_proved and self._new <= variant.proved_on:
+                with variant.program.attached():
+                    self._compiled(variant, min(steps, self.count - made))
+            if self.made == made:
+                self._prove(variant)
 
-    def _compiled(self, variant: Variant, steps: int) -> int:
-        """Run the graph, that many times if nothing has to be compiled anew and fails. Returns how often it ran."""
-        for done in range(steps):
-            self._draw()
+    def _compiled(self, variant: Variant, steps: int) -> None:
+        """Run the graph, that many times unless it has to be compiled, and so proved, again."""
+        for _ in range(steps):
+            random_state = self._draw()
             try:
                 variant.call()
-            except TorchDynamoException as error:  # before anything has run
-                self._give_up(variant, f"it could not be compiled again ({type(error).__name__})")
-                return done
+            except TorchDynamoException:  # before anything has run
+                if random_state is not None:
+                    self.state.sampler.return_to(random_state)
+                return
             self.made += 1
-        return steps
 
-    def _give_up(self, variant: Variant, why: str) -> None:
-        variant.refusal = why
-        self.owner.refused(why)
-        self._report(self.state.tokens[:, : self.start + self.made])
-        self.variant = None
+    def _draw(self) -> Tensor | None:
+        """Draw the random numbers of a step. Returns the random state before that."""
+        if self.sampling.temperature is None:
+            return None
+        self._draws.append(self.state.sampler.random_state())
+        self.state.sampler.draw()
+        return self._draws[-1]
 
-    def _draw(self) -> None:
-        if self.sampling.temperature is not None:
-            self.state.sampler.draw()
+    def _prove(self, variant: Variant) -> None:
+        """Run one step both ways, and use the graph only if they agree.
 
-    def _prove(self) -> int:
-        """Run one step both ways, and use the graph only if they agree. Returns the number of steps that were run."""
-        state, variant = self.state, self.variant
-        assert variant is not None
-        column, before, kept = int(state.column), state.saved(), self._kept()
+        The hooks act once, as in an uncompiled run, whatever becomes of the graph.
+        """
+        state, column = self.state, int(self.state.column)
+        before, sizes = _copies(state.moving()), [len(each.recorder.log) for each in self.records]
         self._draw()
         own = Recorder([each.point for each in self.records])
         with Run(self.owner.points.root, [Record(each.point, own) for each in self.records], is_one_pass=True):
             expected: dict[Any, Tensor] = {"logits": self._uncompiled().to(self.owner.dtype)}
         expected |= {name: values[-1] for name, values in own.by_point().items()}
-        self._cut(kept)
+        written = [*state.moving(), *state.cached(column)]
+        after, logs = _copies(written), self._cut(sizes)
 
         def again(way: Callable[[], Tensor]) -> dict[Any, Tensor]:
-            state.restore(before)
+            _restore(state.moving(), before)
             with variant.program.attached():
                 found = {"logits": way().to(self.owner.dtype, copy=True)}
             for record in self.records:
@@ -201,20 +217,27 @@ class CompiledGeneration:
         if variant.refusal is None:
             variant.proved_on |= self._new
         else:
-            self.owner.refused(variant.refusal)
-            self.variant = None
-            state.restore(before)
-            self._uncompiled()
+            _restore(written, after)
+            self._leave_graph(variant.refusal)
+            for recorder, log in logs:
+                recorder.log += log
         self.made += 1
-        return 1
 
-    def _kept(self) -> list[tuple[Recorder, int]]:
-        return [(each.recorder, len(each.recorder.log)) for each in self.records]
+    def _cut(self, sizes: Sequence[int]) -> list[tuple[Recorder, list[Any]]]:
+        """Take what was recorded since out of the recorders: if the step stays in the graph, a buffer has it."""
+        logs = []
+        for record, size in zip(self.records, sizes, strict=True):
+            logs.append((record.recorder, record.recorder.log[size:]))
+            del record.recorder.log[size:]
+        return logs
 
-    def _cut(self, kept: list[tuple[Recorder, int]]) -> None:
-        """Drop what was recorded since: the step runs again."""
-        for recorder, size in kept:
-            del recorder.log[size:]
+    def _leave_graph(self, why: str | None = None) -> None:
+        """Report what the graph did so far; with a reason, the steps after it are uncompiled."""
+        if self.variant is not None:
+            self._report(self.state.tokens[:, : self.start + self.made])
+        self.variant = None
+        if why is not None:
+            self.owner.refused(why)
 
     def _has_ended(self) -> bool:
         return bool(self.sampling.stops) and bool(self.state.finished.all())
@@ -224,6 +247,8 @@ class CompiledGeneration:
         stop = self.start + self.made
         with PlainTensors():
             stop = self.state.ended(self.start, stop) if self.sampling.stops else stop
+            if (unused := self.start + self.made - stop) and self._draws:
+                self.state.sampler.return_to(self._draws[-unused])
             tokens = self.state.tokens[:, :stop].clone()
             if self.variant is not None:
                 self.variant.runs += 1
@@ -240,10 +265,10 @@ class CompiledGeneration:
         assert self.variant is not None
         stop = tokens.shape[1] - 1  # the last token has not been run
         for hook, slot in self._slots.items():
-            hook.fired = hook.fired or _acts(slot, tokens, self.start, stop)
+            hook.fired = hook.fired or _acts(slot, tokens, self._since, stop)
             if hook.reach is not None:
                 hook.why_not = None if hook.fired else hook.reach.why_not()
-        if stop <= self.start:
+        if stop <= self._since:
             return
         whole = Continuation(self.owner.points.root, self.ids, self.mask, stop)
         with in_pass(whole.as_pass(tokens[:, :stop])):
@@ -253,7 +278,16 @@ class CompiledGeneration:
         with in_pass(whole.as_pass()):
             for record in self.records:
                 buffer = self.variant.program.reads[record.point.site].buffer
-                record.recorder.keep(record.point, buffer[:, self.start : stop].clone())
+                record.recorder.keep(record.point, buffer[:, self._since : stop].clone())
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
+
+
+def _restore(tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+    for tensor, copy in zip(tensors, copies, strict=True):
+        tensor.copy_(copy)
 
 
 def _acts(slot: Slot, tokens: Tensor, start: int, stop: int) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
@@ -28,9 +29,23 @@ class OwnBackend:
 
     def __init__(self, call: Callable[..., Any], *, rewrites: bool = False) -> None:
         self.call, self.rewrites, self.graphs, self.is_plain = call, rewrites, 0, False
+        self.is_proving = False
+        """Whether graphs may be compiled: one that is not compared with an uncompiled run is never used."""
+        self.calls = 0
+
+    @contextmanager
+    def proving(self) -> Iterator[None]:
+        """While what it compiles is compared with an uncompiled run."""
+        self.is_proving = True
+        try:
+            yield
+        finally:
+            self.is_proving = False
 
     def __call__(self, graph: Any, inputs: Any, **options: Any) -> Any:
         """Compile a graph."""
+        if not self.is_proving:
+            raise RuntimeError("this is compiled when it is proved")
         self.graphs += 1
         graph.graph.eliminate_dead_code(_has_effect)
         graph.recompile()
@@ -40,7 +55,12 @@ class OwnBackend:
             graph.graph.eliminate_dead_code(_has_effect)
             graph.recompile()
         fused = self.call(graph, inputs, **options)
-        return lambda *args: plain(*args) if self.is_plain else fused(*args)
+
+        def run(*args: Any) -> Any:
+            self.calls += 1
+            return plain(*args) if self.is_plain else fused(*args)
+
+        return run
 
 
 @dataclass(frozen=True)

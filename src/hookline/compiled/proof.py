@@ -29,15 +29,18 @@ def why_unproved(variant: Variant, expected: Values, call: Callable[[Callable[[]
     """Why a variant is not to be used; None if it is proved. `call` runs a function from the state before the step."""
     found: Values = expected
     for what, way, limits in (("the graph", variant.plain, _TRACED), ("the compiled graph", variant.call, _FUSED)):
-        before = found
+        before, calls = found, variant.backend.calls
         try:
-            found = call(way)
+            with variant.backend.proving():
+                found = call(way)
         except Exception as error:  # whatever a compiler raises: the run goes on without it, and says so
             cause = getattr(error, "inner_exception", error)  # of the backend: torch's message begins with its address
             line = str(cause).strip().partition("\n")[0]
             where = [repr(slot.point.name) for slot in variant.program.slots if slot.kind == "function"]
             more = f" with the function at {', '.join(where)}" if where else ""
             return f"it could not be compiled{more} ({type(cause).__name__}: {line})"
+        if variant.backend.calls == calls:
+            return "torch did not compile it"
         apart = difference(before, found, limits)
         if apart is not None:
             return f"{what} does not give what {'the hooks give' if before is expected else 'was traced'}: {apart}"

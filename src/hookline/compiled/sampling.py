@@ -71,6 +71,23 @@ class Sampler:
         """Draw the noise of one step, outside the graph."""
         self.noise.exponential_(generator=self.random)
 
+    def random_state(self) -> Tensor:
+        """The state of the random numbers that are drawn next."""
+        if self.random is not None:
+            return self.random.get_state()
+        device = self.noise.device
+        return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+    def return_to(self, random_state: Tensor) -> None:
+        """Draw the same random numbers again from now on."""
+        device = self.noise.device
+        if self.random is not None:
+            self.random.set_state(random_state)
+        elif device.type == "cpu":
+            torch.set_rng_state(random_state)
+        else:
+            torch.get_device_module(device).set_rng_state(random_state, device)
+
     def choose(self, logits: Tensor, sampling: Sampling) -> Tensor:
         """The next token of each row, `[row, 1]`, inside the graph."""
         if sampling.temperature is None:

@@ -185,10 +185,8 @@ class TailState:
         try:
             with variant.program.attached():
                 found = variant.call().clone()
-        except TorchDynamoException as error:  # before anything has run
-            variant.refusal = f"it could not be compiled again ({type(error).__name__})"
-            self.owner.refused(variant.refusal)
-            return None
+        except TorchDynamoException:  # before anything has run: it has to be compiled again
+            return self._proved(variant, joined)
         variant.runs += 1
         return found
 

@@ -119,6 +119,24 @@ def resume(user: object) -> None:
         _settle()
 
 
+def why_no_graphs() -> str | None:
+    """Why torch would not run each graph as it was compiled; None if it would.
+
+    Under another stance it may run the code of a graph as plain Python, which our graphs' hooks do not act in.
+    """
+    frames = _frames or _imported()
+    if frames is None:
+        return None
+    stance = frames._stance
+    stance = getattr(stance, "before", stance)
+    if stance.stance != "default":
+        return f'torch.compiler.set_stance("{stance.stance}") is on'
+    for option, name in (("backend", "force_backend=…"), ("skip_guard_eval_unsafe", "skip_guard_eval_unsafe=True")):
+        if getattr(stance, option, None):
+            return f"torch.compiler.set_stance({name}) is on"
+    return None
+
+
 def has_users() -> bool:
     """Whether hooks are attached anywhere, in any thread."""
     return bool(_users)
