@@ -233,3 +233,17 @@ def test_of_diffusers() -> None:
     report = hookline.hook(unet).verify(torch.randn(1, 4, 8, 8), torch.tensor([5]), torch.randn(1, 7, 12))
     assert report.is_sound, report
     assert report.patterns["down_blocks.0.attentions.0.transformer_blocks.0.attn2"] == [1, 4, 64, 7]
+
+
+def test_verify_of_a_network_with_a_scripted_child() -> None:
+    class Scripted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn, self.fc = Attention("matmul"), torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.attn(x))
+
+    report = hookline.hook(Scripted().eval()).verify(X)
+    assert report.is_sound
+    assert list(report.patterns) == ["attn"]

@@ -73,7 +73,7 @@ class Action:
 
     def begin(self) -> None:
         """Prepare for a run that it belongs to."""
-        self.fired = False
+        self.fired, self.why_not = False, None
 
     def end_pass(self) -> None:
         """A forward pass has ended, normally or not."""

@@ -163,7 +163,9 @@ def give_back(value: Any) -> Any:
 
 
 def _write(target: Tensor, source: Tensor) -> bool:
-    if target.shape != source.shape or (torch.is_grad_enabled() and target.is_leaf and target.requires_grad):
+    if not (target.is_nested or target.shape == source.shape) or (
+        torch.is_grad_enabled() and target.is_leaf and target.requires_grad
+    ):
         return False  # torch refuses to write to such a leaf, with or without us
     if _stays_without_graph(target):
         source = source.detach()

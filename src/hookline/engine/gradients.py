@@ -25,7 +25,7 @@ from hookline.engine.results import fit
 from hookline.engine.schedule import Step
 from hookline.engine.snapshots import is_from_outside, is_unchanged, snapshot
 from hookline.engine.structures import NoTensorError
-from hookline.errors import HookError
+from hookline.errors import HookError, UnavailablePointError
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
@@ -73,6 +73,11 @@ class _GradientStep:
             for tap in self.taps:
                 tap.miss(error)
             return value
+        if x.is_nested and x.layout is torch.strided and torch.is_grad_enabled():
+            raise UnavailablePointError(
+                f"there is no gradient at {first.point.name!r}: the activation is a nested tensor in the strided "
+                f"layout, of which torch can make no view; make it with layout=torch.jagged"
+            )
         why_not = self._why_not(x)
         for tap in self.taps:
             tap.why_not, tap.fired = why_not, tap.fired or why_not is None

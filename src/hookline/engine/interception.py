@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from torch import _C, nn
-from torch.overrides import TorchFunctionMode, has_torch_function
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, has_torch_function
 
 from hookline.engine import operators
 from hookline.engine.modes import remove_ended
@@ -23,6 +24,8 @@ from hookline.engine.modes import remove_ended
 if TYPE_CHECKING:
     from hookline.engine.order import Kind
     from hookline.engine.taps import Tap
+
+    MakeInterceptor: TypeAlias = Callable[[nn.Module, Mapping[Kind, Tap]], "FunctionInterceptor"]
 
 
 class FunctionInterceptor:
@@ -43,8 +46,8 @@ class FunctionInterceptor:
         return cls.ignored & module._modules.keys()
 
     @classmethod
-    def for_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[FunctionInterceptor]:  # noqa: ARG003
-        """The class that intercepts a call of a module with these arguments."""
+    def for_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MakeInterceptor:  # noqa: ARG003
+        """What makes the interceptor of a call of a module with these arguments."""
         return cls
 
     def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
@@ -52,6 +55,10 @@ class FunctionInterceptor:
         self.module, self.taps = module, taps
         self.muted = 0  # how many ignored children are running; nothing is intercepted while any is
         self.is_over = False
+
+    def mute(self, more: int) -> None:
+        """Enter (1) or leave (-1) a child in which nothing is intercepted."""
+        self.muted += more
 
     def begin(self) -> None:
         """Intercept from now on."""
@@ -66,12 +73,46 @@ class FunctionInterceptor:
         raise NotImplementedError
 
 
+class NoInterceptor(FunctionInterceptor):
+    """For a call of a module inside which there is nothing to intercept."""
+
+    def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap], why_not: str) -> None:
+        super().__init__(module, taps)
+        for action in (action for tap in taps.values() for action in tap.actions()):
+            action.why_not = why_not
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+    def without(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function."""
+        return function(*args, **kwargs)
+
+
 class ModeInterceptor(FunctionInterceptor, TorchFunctionMode):
     """Intercepts every call of a torch function: torch calls `__torch_function__` instead."""
 
     def begin(self) -> None:
         """Put the mode on torch's stack."""
         self.__enter__()
+
+    def mute(self, more: int) -> None:
+        """Take the mode off the stack meanwhile: torch computes some things in one step only where no mode is on.
+
+        Not from below a mode of somebody else, who expects to find theirs on top when they remove it.
+        """
+        super().mute(more)
+        if self.muted and not self.is_over:
+            above = takewhile(lambda mode: mode is not self, reversed(_get_current_function_mode_stack()))
+            if all(isinstance(mode, ModeInterceptor) for mode in above):
+                self.is_over = True
+                remove_ended()
+        elif self.is_over and not self.muted:
+            self.is_over = False
+            self.__enter__()
 
     def end(self) -> None:
         """Remove it."""
@@ -111,8 +152,8 @@ class OperatorInterceptor(FunctionInterceptor):
     before any operator, and would not see what hooks do."""
 
     @classmethod
-    def for_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[FunctionInterceptor]:
-        """The class that intercepts a call of a module with these arguments."""
+    def for_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MakeInterceptor:
+        """What makes the interceptor of a call of a module with these arguments."""
         return cls.by_mode if has_torch_function((*args, *kwargs.values())) else cls
 
     def operator(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -166,7 +207,7 @@ def mute(module: nn.Module, more: int) -> None:
     """Enter (1) or leave (-1) a child of `module` that is ignored."""
     for interceptor in reversed(stack.interceptors):
         if interceptor.module is module:
-            interceptor.muted += more
+            interceptor.mute(more)
             return
 
 

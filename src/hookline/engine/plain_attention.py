@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline.engine.attention import INTERCEPTED, AttentionSteps, AttentionTap
-from hookline.engine.interception import ModeInterceptor
+from hookline.engine.interception import ModeInterceptor, NoInterceptor
 from hookline.engine.order import Kind
 from hookline.engine.taps import Tap
+
+if TYPE_CHECKING:
+    from hookline.engine.interception import MakeInterceptor
 
 NAMES = {"q": Kind.QUERY, "k": Kind.KEY, "scores": Kind.SCORES, "pattern": Kind.PATTERN}
 """The last part of the name of a point inside attention: `encoder.0.attn.pattern`."""
@@ -33,6 +37,11 @@ _OPENED = FunctionType(
     _WHOLE.__code__, {**vars(F), "has_torch_function": lambda _tensors: False}, _WHOLE.__name__, _WHOLE.__defaults__
 )
 """Torch's function, except that it does not pass itself on to interceptors: the functions that it calls reach them."""
+
+_NESTED = (
+    "the module is called with a nested tensor, for which torch computes attention in one step (nn.TransformerEncoder "
+    "makes one of padded inputs; it does not with enable_nested_tensor=False)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +80,19 @@ class PlainAttentionInterceptor(AttentionSteps, ModeInterceptor):
         """Children with parameters; a softmax or a product that is a module of its own belongs to its parent."""
         found: set[str] = set()
         for name, each in module.named_children():
+            if isinstance(each, torch.jit.ScriptModule):
+                continue  # it takes no hooks, and calls no torch function through Python
             if type(each).forward is nn.Module.forward and "forward" not in vars(each):  # a list of modules
                 found |= {f"{name}.{below}" for below in cls.ignored_in(each)}
             elif type(each) not in cls.plain and next(each.parameters(), None) is not None:
                 found.add(name)
         return frozenset(found)
+
+    @classmethod
+    def for_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MakeInterceptor:
+        """Intercept nothing in a call with nested tensors, whose patterns torch does not compute."""
+        is_nested = any(isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values()))
+        return partial(NoInterceptor, why_not=_NESTED) if is_nested else cls
 
     def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
         super().__init__(module, taps)

@@ -90,7 +90,11 @@ class _Check:
         """What does not hold of the points of a module."""
         values: dict[str, list[Tensor]] = {name: [] for name in NAMES}
         reads = [(self._name(path, name), _keeping(values[name])) for name in NAMES]
-        wrong = [] if self._is_close(self._run(reads)) else ["reading changes the output"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NeverFiredWarning)
+            wrong = [] if self._is_close(self._run(reads)) else ["reading changes the output"]
+        if not values["pattern"]:
+            return [f"{path}: its points do not fire when only they are hooked; a hook there says why"]
         counts = {name: len(each) for name, each in values.items()}
         if len({*counts.values()}) != 1:
             return [f"{path}: the points fire differently often, {counts}"]
