@@ -254,3 +254,36 @@ def test_values_that_overflow_a_dtype() -> None:
     assert net.cache(x).to(torch.bfloat16)["0"].isfinite().all()
     infinite = torch.tensor([[-torch.inf, torch.finfo(torch.float32).min]])  # as masks have it
     assert net.run_with_cache(infinite, dtype=torch.float16)[1]["0"].isinf().all()
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "bart", "t5", "llama"])
+def test_a_write_to_one_row_of_a_cached_activation_changes_no_other(kind, filtered) -> None:
+    make = {"bert": tiny_models.encoder, "t5": tiny_models.seq2seq, "bart": tiny_models.seq2seq}
+    module = make.get(kind, tiny_models.causal_lm)(kind)
+    model = hookline.hook(module)
+    cache = model.cache(**tiny_models.inputs(module), names_filter=list(model.hook_dict) if filtered else None)
+    for name in cache:
+        x = cache[name]
+        others = x[1:].clone()
+        x[0] = -x[0]
+        assert torch.equal(x[1:], others), name
+        assert torch.equal(cache[name], x), name
+    assert kind != "gpt2" or "hook_pos_embed" in cache
+
+
+def test_a_cached_gradient_and_each_call_can_be_written_by_row() -> None:
+    class Expands(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.twice(self.twice(x.expand(3, 4)) * 2)
+
+    x = torch.ones(1, 4, requires_grad=True)
+    output, cache = hookline.hook(Expands()).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
+    for value in (*cache.calls("twice.input"), cache["output_grad"]):
+        value[0] = 0
+        assert value.sum(1).count_nonzero() == 2
+    assert cache["twice.input#0"][0].eq(0).all()

@@ -19,7 +19,7 @@ from hookline.engine.batch_index import Rows, checked_rows, of_rows
 from hookline.engine.casting import check_cache_dtype, is_narrowed, overflow_problem, overflows
 from hookline.engine.deferred import mapped, memory_of, read_once, some_of, without_data
 from hookline.engine.grouping import grouped
-from hookline.engine.snapshots import address
+from hookline.engine.snapshots import address, separated
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import (
     HooklineError,
@@ -71,7 +71,15 @@ class ActivationCache(Mapping[str, Tensor]):
         return key if self._points is None else self._points.canonical_name(base) + key[len(base) :]
 
     def __getitem__(self, name: Any) -> Tensor:
-        return self._tensors[self._key(name)]
+        return self._read(self._key(name))
+
+    def _read(self, key: str) -> Tensor:
+        """The activation with this name in this cache. It belongs to the reader, who may write to one row of it."""
+        x = self._tensors[key]
+        own = separated(x)  # an expanded tensor is kept as it is until then: most are never read
+        if own is not x:
+            self._tensors[key] = own
+        return own
 
     def __contains__(self, name: object) -> bool:
         try:
@@ -125,7 +133,7 @@ class ActivationCache(Mapping[str, Tensor]):
     def calls(self, name: str) -> list[Tensor]:
         """Return the activation at each call of a module that runs several times in a forward pass."""
         keys = self._calls(name)
-        return [self._tensors[key] for key in keys] if keys else [self[name]]
+        return [self._read(key) for key in keys] if keys else [self[name]]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -192,6 +192,15 @@ def _copied(x: Tensor) -> Tensor:
     return once.clone().expand(x.shape)
 
 
+def separated(x: Tensor) -> Tensor:
+    """Return `x`; a copy if several of its elements are at one address, where a write to one would change the others."""
+    if not _is_plain(x) or x.is_contiguous() or not _overlaps(x):
+        return x
+    copy = x.clone(memory_format=torch.contiguous_format)
+    vars(copy).update(vars(x))  # what was noted on it
+    return copy
+
+
 def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
     """Whether certainly nobody wrote to `x` or to its snapshot. A plain clone never counts as unchanged.
 

@@ -24,7 +24,7 @@ from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
-from hookline.engine.snapshots import snapshot
+from hookline.engine.snapshots import separated, snapshot
 from hookline.errors import (
     HooklineError,
     InvalidHookError,
@@ -151,7 +151,7 @@ class _Keeper(Recorder):
 
     def keep(self, point: HookPoint, x: Any) -> None:  # noqa: ARG002
         """Record a snapshot of `x`."""
-        self._cache_of_all[self._key] = snapshot(x.detach(), is_for_reading=True)
+        self._cache_of_all[self._key] = separated(snapshot(x.detach(), is_for_reading=True))
 
 
 def hooking(hooked: HookedModel, hooks: Iterable[Any]) -> Run:
