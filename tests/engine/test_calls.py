@@ -59,6 +59,35 @@ def test_a_hook_may_run_the_model(x) -> None:
     assert calls == [("outer", 0), ("outer", 1), *inner, ("outer again", 1), ("outer", 2)]
 
 
+@pytest.mark.parametrize("inside", ["part", "model"])
+def test_calls_that_a_hook_makes_are_neither_counted_nor_cached(x, inside) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    net, seen, gradients, looking = hookline.hook(module), [], [], []
+    x = x.clone().requires_grad_()
+
+    def look(_h, hook) -> None:
+        if not looking:
+            looking.append(True)
+            (module[2] if inside == "part" else module)(x.detach() * 3)
+            looking.clear()
+
+    def negative(h):
+        seen.append(h)
+        return -h
+
+    hooks = [("0", look), ("2#0", negative)]
+    _, cache = net.run_with_cache(x, fwd_hooks=hooks, incl_bwd=True, loss_fn=torch.sum)
+    own = seen[-1]
+    assert torch.equal(own, module(x))
+    assert torch.equal(cache["2"], -own)
+    assert torch.equal(cache["2#0"], -own)
+    assert cache["2_grad"].eq(1).all()
+    net.run_with_hooks(x, fwd_hooks=[("0", look)], bwd_hooks=[("2#0", gradients.append)]).sum().backward()
+    assert len(gradients) == 1
+    _, only = net.run_with_cache(x, names_filter=["2#0"], fwd_hooks=[("0", look)])
+    assert torch.equal(only["2#0"], own)
+
+
 def test_a_module_under_two_names(x) -> None:
     class Shared(nn.Module):
         def __init__(self):

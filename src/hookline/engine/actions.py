@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import passes
-from hookline.engine.calls import Count
+from hookline.engine.calls import Count, running
 from hookline.engine.checkpointing import keep_for_second_run, recomputing
 from hookline.engine.deferred import Deferred
 from hookline.engine.order import Kind, Phase, Turn
@@ -260,6 +260,8 @@ class PointAction(Action):
         """Whether the point is for every call of its module, or for the current one."""
         if self.point.only is None:
             return True
+        if running.hooks and self.count.here().is_of_hook():
+            return False
         call = self.call()
         if call is None or call == UNKNOWN:
             raise self.uncounted()
@@ -296,6 +298,8 @@ class Record(PointAction):
 
     def __call__(self, value: Any) -> Any:
         """Keep the activation; the value continues unchanged."""
+        if running.hooks and self.count.here().is_below_hook():
+            return value  # a hook called the module, not the model
         if self.point.only is not None and not self.is_for_this_call():
             return value
         try:

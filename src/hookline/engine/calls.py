@@ -53,7 +53,8 @@ stashed = _Stashed()
 class Calls:
     """The number of the current call at each tap, in the current forward pass of the whole model, in one thread.
 
-    A model that calls itself continues the count; a pass that a hook starts has a count of its own.
+    A model that calls itself continues the count; a pass that a hook starts has a count of its own. What else a hook
+    calls is not the model's, and is not counted: `cell#1` is the second call that the model makes.
     """
 
     failure: Any = None
@@ -61,6 +62,7 @@ class Calls:
 
     def __init__(self, *, is_home: bool = False) -> None:
         self.is_home = is_home  # whether calls outside a pass count too
+        self.hooks = running.hooks  # inside how many hooks those are made
         self.calls: dict[tuple[Tap, int], int] = {}
         self.passes_on: list[int] = []  # for each pass that is running: inside how many hooks
         self._handled: list[BaseException | None] = []  # and the exception that its caller is handling
@@ -89,6 +91,14 @@ class Calls:
         if not self.passes_on and not self.is_home:
             self.calls = {}  # a thread-local keeps its contents alive
 
+    def is_of_hook(self) -> bool:
+        """Whether the current call is made by a hook, in no pass of its own."""
+        return running.hooks != (self.passes_on[-1] if self.passes_on else self.hooks)
+
+    def is_below_hook(self) -> bool:
+        """Whether the current call is made by a hook of the outermost pass, or in a pass that such a hook started."""
+        return running.hooks != (self.passes_on[0] if self.passes_on else self.hooks)
+
     def is_on(self) -> bool:
         """Whether a forward pass of the whole model is running."""
         return bool(self.passes_on)
@@ -115,6 +125,7 @@ class Count:
         thread = threading.get_ident()
         if self._thread != thread:
             self._thread, self._home = thread, self._make(is_home=True)
+        self._home.hooks = running.hooks
 
     def forget(self) -> None:
         """Count from 0 again."""
@@ -138,7 +149,9 @@ class Count:
     def of(self, tap: Tap) -> int | None:
         """The number of the current call at `tap`; None where calls are not counted."""
         here: Calls = self._home if self._thread == threading.get_ident() else self.here()
-        return here.calls.get((tap, running.hooks)) if here.passes_on or here.is_home else None
+        if not (here.passes_on or here.is_home) or (running.hooks and here.is_of_hook()):
+            return None
+        return here.calls.get((tap, running.hooks))
 
 
 _lock = entered(threading.Lock())

@@ -14,6 +14,7 @@ from hookline.engine import failures
 from hookline.engine.actions import PointAction
 from hookline.engine.aliases import is_discarded, is_passed_through
 from hookline.engine.callbacks import Caller
+from hookline.engine.calls import running
 from hookline.engine.checkpointing import is_first_run, recomputing
 from hookline.engine.events import call_hook
 from hookline.engine.gradient_sources import OVERWRITTEN, GradientSource, SentTensor
@@ -220,7 +221,8 @@ class GradientRecord(GradientTap):
 
     def attach(self, sent: SentTensor) -> None:
         """Remember where the gradient at the point, after every hook, is to be found."""
-        if not recomputing.is_on:
+        is_of_model = not (running.hooks and self.count.here().is_below_hook())
+        if is_of_model and not recomputing.is_on:
             self.recorder.watch(self.point, sent.source())
 
     def miss(self, error: NoTensorError) -> None:
