@@ -282,7 +282,7 @@ def test_a_cached_gradient_and_each_call_can_be_written_by_row() -> None:
             return self.twice(self.twice(x.expand(3, 4)) * 2)
 
     x = torch.ones(1, 4, requires_grad=True)
-    output, cache = hookline.hook(Expands()).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
+    _, cache = hookline.hook(Expands()).run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
     for value in (*cache.calls("twice.input"), cache["output_grad"]):
         value[0] = 0
         assert value.sum(1).count_nonzero() == 2

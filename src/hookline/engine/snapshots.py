@@ -193,7 +193,7 @@ def _copied(x: Tensor) -> Tensor:
 
 
 def separated(x: Tensor) -> Tensor:
-    """Return `x`; a copy if several of its elements are at one address, where a write to one would change the others."""
+    """Return `x`; a copy if several of its elements are at one address, where a write to one would change others."""
     if not _is_plain(x) or x.is_contiguous() or not _overlaps(x):
         return x
     copy = x.clone(memory_format=torch.contiguous_format)

@@ -127,7 +127,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
             ids, mask = self._checked_ids(input, has_mask=has_mask)
         elif not isinstance(input, str | Sequence):
             raise HooklineError(f"the input must be text, texts or a tensor of token ids, not {shown_prompt(input)}")
-        elif any(isinstance(each, int | Sequence) and not isinstance(each, str) for each in input):
+        elif not isinstance(input, str) and any(isinstance(x, int | Sequence) and not isinstance(x, str) for x in input):
             raise HooklineError(f"token ids must be a tensor, torch.tensor(…), not a list: {input!r}")
         else:
             ids, mask = self._text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
