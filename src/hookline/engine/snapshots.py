@@ -194,7 +194,7 @@ def _copied(x: Tensor) -> Tensor:
 
 def separated(x: Tensor) -> Tensor:
     """Return `x`; a copy if several of its elements are at one address, where a write to one would change others."""
-    if not _is_plain(x) or x.is_contiguous() or not _overlaps(x):
+    if not _is_plain(x) or x.is_contiguous() or not has_overlaps(x):
         return x
     copy = x.clone(memory_format=torch.contiguous_format)
     vars(copy).update(vars(x))  # what was noted on it

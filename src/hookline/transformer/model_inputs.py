@@ -127,7 +127,9 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
             ids, mask = self._checked_ids(input, has_mask=has_mask)
         elif not isinstance(input, str | Sequence):
             raise HooklineError(f"the input must be text, texts or a tensor of token ids, not {shown_prompt(input)}")
-        elif not isinstance(input, str) and any(isinstance(x, int | Sequence) and not isinstance(x, str) for x in input):
+        elif not isinstance(input, str) and any(
+            isinstance(part, int | Sequence) and not isinstance(part, str) for part in input
+        ):
             raise HooklineError(f"token ids must be a tensor, torch.tensor(…), not a list: {input!r}")
         else:
             ids, mask = self._text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
