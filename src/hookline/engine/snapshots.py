@@ -102,7 +102,7 @@ Loan: TypeAlias = tuple[Tensor, Tensor | None]
 def lend(x: Tensor) -> Loan:
     """Return a snapshot of `x` and what `is_as_lent` needs to detect writes to it."""
     if not _is_plain(x):
-        return x.clone(), None
+        return x.clone(), x if x.is_nested else None
     given = None if _is_better_copied(x) else shared(x)
     if given is not None:
         return given, x
@@ -118,10 +118,10 @@ def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
     if is_unchanged(given, kept):
         return True
     # `given.numpy()` ends the sharing, though it may be for reading only.
-    is_tracked = not given.is_inference()
-    if given.shape != kept.shape or (given._version if is_tracked else given.is_cuda):
+    is_tracked, is_nested = not given.is_inference(), given.is_nested
+    if given._version if is_tracked else given.is_cuda and not is_nested:
         return False
-    return has_same_bits(given, kept)
+    return (is_nested or given.shape == kept.shape) and has_same_bits(given, kept)
 
 
 def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, references: int = 0) -> Tensor | None:
