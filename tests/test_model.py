@@ -493,3 +493,11 @@ def test_a_mistake_is_answered_with_what_to_type(model, wrong, named) -> None:
 
 def test_a_plan_counts_one_point(model) -> None:
     assert str(model.plan(names_filter="blocks.0.hook_resid_pre")).splitlines()[-1] == "1 point at 1 module"
+
+
+def test_a_text_is_not_read_character_by_character(model) -> None:
+    class Text(str):
+        def __iter__(self):
+            raise AssertionError("a prompt of 100,000 characters would take a quarter of a second in every call")
+
+    assert torch.equal(model(Text("The capital")), model("The capital"))

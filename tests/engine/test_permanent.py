@@ -1,6 +1,7 @@
 """Hooks that stay from run to run."""
 
 import gc
+import sys
 import warnings
 import weakref
 
@@ -184,3 +185,43 @@ def test_an_interrupted_pass_keeps_no_model_alive() -> None:
     del module, net, undo
     gc.collect()
     assert found() is None
+
+
+def test_the_cost_of_adding_a_hook_does_not_depend_on_how_many_there_are() -> None:
+    net = hookline.hook(nn.Sequential(*[nn.Linear(4, 4) for _ in range(60)]))
+    counts = []
+    for number in range(60):
+        calls = []
+        sys.setprofile(lambda _frame, event, _argument, calls=calls: calls.append(event))
+        try:
+            net.add_hook(f"{number}", lambda h: None)
+        finally:
+            sys.setprofile(None)
+        counts.append(len(calls))
+    assert sum(counts[-10:]) < 1.5 * sum(counts[10:20])
+
+
+def test_hooks_added_one_by_one_act_like_those_of_one_run() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.act, self.out = nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.fc(x)
+            self.act(h)
+            return self.out(h) + h
+
+    net, x = hookline.hook(Writes()), torch.randn(3, 4)
+    hooks = [("fc", torch.neg), ("act", lambda h: h + 1), ("act.input", lambda h: h * 2), ("out.input", torch.neg)]
+    hooks += [("act", lambda h: h * 3), ("fc", torch.exp)]
+    expected = net.run_with_hooks(x, fwd_hooks=hooks)
+    for name, hook in hooks:
+        net.add_hook(name, hook)
+    assert torch.equal(net(x), expected)
+    net.reset_hooks()
+    plain = net(x)
+    added = [net.add_hook(name, hook) for name, hook in hooks]
+    for remove in added:
+        remove()
+    assert torch.equal(net(x), plain)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Self, cast
 from weakref import WeakKeyDictionary, WeakMethod, finalize, ref
@@ -13,7 +13,7 @@ from hookline.engine import compiling
 from hookline.engine.actions import Action, Agree, Compare, bounds
 from hookline.engine.blocks import surely
 from hookline.engine.calls import Calls, Count, running_modules
-from hookline.engine.derived import with_needs
+from hookline.engine.derived import Send, with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.passes import current
 from hookline.engine.reports import missed_by
@@ -65,8 +65,9 @@ class PermanentHooks(Schedule):
         super().__init__()
         self._hooks: list[HookAction] = []
         self._is_settled = True
-        self._joined: list[HookAction] = []
+        self._joined: dict[HookAction, None] = {}
         self._tapped: dict[Tap, nn.Module] = {}
+        self._places: set[object] = set()
         self.past_errors: list[HookError] = []
         """Skipped errors of registered hooks that were removed."""
         self._user: _User | None = None
@@ -101,14 +102,19 @@ class PermanentHooks(Schedule):
         enabled = [hook for hook in self.hooks() if hook.registration.is_enabled()]
         return missed_by(enabled)
 
-    def add(self, hook: HookAction) -> None:
-        """Add a hook, completely or not at all."""
-        hook.registration.check_place(hook)
+    def add(self, *hooks: HookAction) -> None:
+        """Add hooks, all of them or none."""
         try:
             with compiling.tracing_lock(), lock:
-                self._change([*self.hooks(), hook])
+                for hook in hooks:
+                    hook.registration.check_place(hook)
+                is_growing = self._is_settled
+                self._is_settled = False
+                self._hooks = [*self._hooks, *hooks]
+                self._is_settled = is_growing and self._grow(hooks)
+                self.settle()
         except BaseException:
-            self.remove(lambda other: other is hook)
+            self.remove({*hooks}.__contains__)
             raise
 
     def remove(self, unwanted: Callable[[HookAction], bool]) -> None:
@@ -140,6 +146,23 @@ class PermanentHooks(Schedule):
         self._hooks = hooks
         self.settle()
 
+    def _grow(self, hooks: Sequence[HookAction]) -> bool:
+        """Attach hooks that were added to settled ones. Returns whether that was all: sometimes others are affected.
+
+        To settle all of them for each that is added would take long for a program that adds thousands, one by one.
+        """
+        if not self.actions or self.root() in processes:
+            return False
+        needed = with_needs([hook for hook in hooks if hook.registration.is_enabled()])
+        if any(type(action) is Send and _place(action) in self._places for action in needed):
+            return False  # one of the two may have to copy
+        new = [action for action in needed if _place(action) not in self._places]
+        self._join(hooks)
+        self.extend(new)
+        self._places.update(map(_place, new))
+        self._hook_taps({action.tap: action.module for action in new})
+        return True
+
     def settle(self) -> None:
         """Bring the modules in line with the hooks, after a change or after an interrupted one.
 
@@ -161,6 +184,7 @@ class PermanentHooks(Schedule):
             places = {_place(each) for each in helpers}
             actions = [*helpers, *(each for each in actions if _place(each) not in places)]
             self.set(actions)
+            self._places = {*map(_place, actions)}
             self._settle_taps({action.tap: action.module for action in actions})
             if self._user is None:
                 self._user = _User()
@@ -176,27 +200,33 @@ class PermanentHooks(Schedule):
         return [action for action in self.actions if not isinstance(action, HookAction)]
 
     def _settle_hooks(self) -> None:
-        for hook in [each for each in self._joined if each not in self._hooks]:
+        hooks = dict.fromkeys(self._hooks)
+        for hook in [joined for joined in self._joined if joined not in hooks]:
             hook.registration.leave(self)
             errors = hook.errors if hook.registration.id is not None else []
             self.past_errors += [error for error in errors if error not in self.past_errors]
-            self._joined.remove(hook)
-        for hook in self._hooks:
-            if hook not in self._joined:
-                self._joined.append(hook)
+            del self._joined[hook]
+        self._join(hooks)
+
+    def _join(self, hooks: Iterable[HookAction]) -> None:
+        for hook in hooks:
+            self._joined[hook] = None
             hook.registration.join(self)
 
     def _settle_taps(self, wanted: dict[Tap, nn.Module]) -> None:
-        for tap, module in wanted.items():
-            if self not in tap.permanent:
-                self._tapped[tap] = module
-                tap.acquire(module, self)
-                tap.permanent = (*tap.permanent, self)
+        self._hook_taps(wanted)
         for tap, module in list(self._tapped.items()):
             if tap not in wanted:
                 tap.permanent = tuple(other for other in tap.permanent if other is not self)
                 tap.release(module, self)
                 self._tapped.pop(tap, None)
+
+    def _hook_taps(self, wanted: dict[Tap, nn.Module]) -> None:
+        for tap, module in wanted.items():
+            if self not in tap.permanent:
+                self._tapped[tap] = module
+                tap.acquire(module, self)
+                tap.permanent = (*tap.permanent, self)
 
 
 def _place(action: Action) -> object:
@@ -206,16 +236,18 @@ def _place(action: Action) -> object:
 
 def keep(hooks: Sequence[tuple[HookPoint, HookAction]]) -> Callable[[], None]:
     """Add permanent hooks at their points, all of them or none. Returns the function that removes them."""
-    actions = [action for _, action in hooks]
+    by_model: dict[PermanentHooks, dict[HookAction, None]] = {}
+    for point, action in hooks:
+        by_model.setdefault(point.permanent, {})[action] = None
 
     def remove() -> None:
-        for standing in dict.fromkeys(point.permanent for point, _ in hooks):
-            standing.remove(lambda other: other in actions)
+        for permanent, actions in by_model.items():
+            permanent.remove(actions.__contains__)
 
     undo = partial(surely, remove)
     try:
-        for point, action in hooks:
-            point.permanent.add(action)
+        for permanent, actions in by_model.items():
+            permanent.add(*actions)
     except BaseException:
         undo()
         raise

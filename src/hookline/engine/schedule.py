@@ -66,6 +66,16 @@ class Schedule:
         self.actions_at = actions_at
         self.actions = actions
 
+    def extend(self, actions: Sequence[Action]) -> None:
+        """Add actions to those that are there: `set`, at a cost that hardly depends on how many there are."""
+        actions_at, steps = self.actions_at.copy(), self.steps.copy()
+        for action in actions:
+            action.count = self.count
+            actions_at[action.tap] = [*actions_at.get(action.tap, ()), action]
+        for tap in {action.tap for action in actions}:
+            steps[tap] = arrange(actions_at[tap])
+        self.steps, self.actions_at, self.actions = steps, actions_at, [*self.actions, *actions]
+
 
 active: ContextVar[tuple[Schedule, ...]] = ContextVar("hookline_active", default=())
 """The runs of this thread or task, outermost first."""
