@@ -1,6 +1,7 @@
 """Positions by index and by meaning, and what a hook knows of a generation."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tiny_models
@@ -332,21 +333,22 @@ def test_a_hook_at_positions_reports_for_its_own_thread() -> None:
     hook, inside, left = at(5, torch.zeros_like), threading.Event(), threading.Event()
 
     def elsewhere() -> None:  # a text that is too short, while the other thread is between the hook and its report
-        inside.wait(10)
-        with pytest.warns(hookline.NeverFiredWarning), torch.no_grad():
-            model.run_with_hooks(torch.tensor([[1, 2]]), fwd_hooks=[(RESID, hook)])
-        left.set()
+        try:
+            assert inside.wait(10)
+            with pytest.warns(hookline.NeverFiredWarning), torch.no_grad(), model.hooks([(RESID, hook)]):
+                model(torch.tensor([[1, 2]]))
+        finally:
+            left.set()
 
     def wait(x: torch.Tensor) -> None:
         inside.set()
         left.wait(10)
 
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
     both = [(RESID, hook), (RESID, at(5, wait))]
-    with torch.no_grad():
+    with ThreadPoolExecutor(1) as pool, torch.no_grad():
+        other = pool.submit(elsewhere)
         out = model.run_with_hooks(torch.arange(1, 9)[None], fwd_hooks=both)
-    thread.join()
+    other.result()
     assert not torch.equal(out, model(torch.arange(1, 9)[None]))
     assert hook.acted
 
