@@ -2,7 +2,7 @@
 
 notebooks/NAME.py is the source, in the percent format of jupytext. From it are made
 
-  notebooks/NAME.ipynb         without outputs, for Colab and Jupyter
+  notebooks/NAME.ipynb         without outputs, for Jupyter
   docs/notebooks/NAME.md       the text, the code and its output, with the figures beside it
   out/notebooks/NAME.ipynb     with outputs; not part of the repository
 
@@ -19,7 +19,6 @@ import re
 import shutil
 import sys
 import tempfile
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,6 @@ from nbformat.v4 import new_code_cell
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-REPOSITORY = PROJECT.get("urls", {}).get("Repository", "https://github.com/OWNER/hookline")
-COLAB = REPOSITORY.replace("https://github.com/", "https://colab.research.google.com/github/") + "/blob/main/notebooks"
 ORDER = (
     "first_look",
     "indirect_objects",
@@ -91,13 +87,13 @@ def read(name: str) -> NotebookNode:
     return notebook
 
 
-def for_colab(name: str) -> str:
-    """The notebook without outputs, as text; its first cell installs what is needed."""
+def for_jupyter(name: str) -> str:
+    """The notebook without outputs, as text; its first cell installs the checkout that it is in, and what it needs."""
     notebook = read(name)
     for cell in notebook.cells:
-        cell.source = cell.source.replace("](../", f"]({REPOSITORY}/blob/main/docs/")
+        cell.source = cell.source.replace("](../", "](../docs/")  # as seen from notebooks/
     needs = re.findall(r"# needs: (.*)", "\n".join(cell.source for cell in notebook.cells))
-    install = "\n".join(['%pip install -q "hookline[plot,vision]"', *(f"%pip install -q {each}" for each in needs)])
+    install = "\n".join(['%pip install -q "..[plot,vision]"', *(f"%pip install -q {each}" for each in needs)])
     notebook.cells.insert(1, new_code_cell(install, id="install", metadata={"tags": ["install"]}))
     return nbformat.writes(notebook) + "\n"
 
@@ -125,8 +121,7 @@ def page_of(name: str, notebook: NotebookNode) -> Page:
         else:
             page.add(cell.source)
         if number == 0:
-            badge = f"[![Open in Colab](colab.svg)]({COLAB}/{name}.ipynb)"
-            page.add(f"{badge} [{name}.py](../../notebooks/{name}.py)")
+            page.add(" · ".join(f"[{name}.{ending}](../../notebooks/{name}.{ending})" for ending in ("ipynb", "py")))
     return page
 
 
@@ -188,7 +183,7 @@ def main(*names: str) -> None:
         page = page_of(name, notebook)
         take_screenshots(page)
         page.write(folder)
-        (ROOT / f"notebooks/{name}.ipynb").write_text(for_colab(name), encoding="utf-8")
+        (ROOT / f"notebooks/{name}.ipynb").write_text(for_jupyter(name), encoding="utf-8")
         nbformat.write(notebook, ROOT / f"out/notebooks/{name}.ipynb")
         large = {name: len(file) for name, file in page.files.items() if len(file) > MOST_BYTES}
         print(f"{name}: {len(page.files)} files beside the page{f', too large: {large}' if large else ''}")

@@ -1,4 +1,4 @@
-"""The notebooks run, and print and draw what their pages in docs/notebooks show; Colab gets the same code."""
+"""The notebooks run, and print and draw what their pages in docs/notebooks show, and Jupyter gets the same code."""
 
 import math
 import re
@@ -74,11 +74,11 @@ def test_a_notebook_prints_and_draws_what_its_page_shows(name, tmp_path) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_and_the_notebook_for_colab_have_the_code_of_the_source(name) -> None:
+def test_the_page_and_the_notebook_have_the_code_of_the_source(name) -> None:
     cells = [cell.source for cell in make_notebooks.read(name).cells if cell.cell_type == "code"]
     page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     assert [block[2].rstrip("\n") for block in BLOCK.finditer(page) if block[1] == "python"] == cells, "make notebooks"
-    assert (ROOT / f"notebooks/{name}.ipynb").read_text(encoding="utf-8") == make_notebooks.for_colab(name)
+    assert (ROOT / f"notebooks/{name}.ipynb").read_text(encoding="utf-8") == make_notebooks.for_jupyter(name)
     assert set(make_notebooks.ORDER) == set(NAMES)
     assert (PAGES / "index.md").read_text(encoding="utf-8") == make_notebooks.index()
 
