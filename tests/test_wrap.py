@@ -1,6 +1,7 @@
 """What `hookline.hook` makes of a model inside somebody else's wrapper, and of one that is sharded over processes."""
 
 import copy
+import gc
 
 import pytest
 import tiny_models
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hookline
 from hookline import HookedModel, HooklineError, UnknownPointError
+from hookline.engine.replicas import ddp_of
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22]])
 
@@ -74,6 +76,19 @@ def test_calls_go_through_the_wrapper(llama) -> None:
     assert calls == ["outer"]
     assert model.module is llama
     assert llama.lm_head.weight.grad is not None
+
+
+@pytest.mark.usefixtures("group")
+def test_the_ddp_of_a_parameter(llama) -> None:
+    weight, optimizer = llama.lm_head.weight, torch.optim.SGD(llama.parameters())
+    assert ddp_of(weight) is None
+    outer = DistributedDataParallel(llama)
+    assert ddp_of(weight) is outer
+    assert ddp_of(nn.Parameter(torch.ones(1))) is None
+    del outer
+    gc.collect()
+    assert ddp_of(weight) is None
+    assert optimizer.param_groups
 
 
 class Unknown(nn.Module):

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import tiny_models
 import torch
 import torch.distributed as dist
 from sharded_models import IDS, pair, run
+from torch.nn.parallel import DistributedDataParallel
 
 import hookline
 from hookline import HooklineError, UnknownPointError
@@ -63,6 +65,7 @@ def short_path(folder: str) -> dict[str, object]:
     found["copied"] = _said(lambda: copy.deepcopy(sharded)) + _said(lambda: pickle.dumps(sharded))
     found |= disagreements(sharded)
     found["unnoticed"] = unnoticed(sharded)
+    found["DDP"] = around_ddp()
     found["other hooks"] = _said(lambda: _hook_by_rank(sharded))
     found["late hooks"] = _said(lambda: _late_hook_by_rank(sharded))
     sharded.add_hook(f"blocks.{dist.get_rank()}.hook_resid_post", lambda x, hook: x)
@@ -156,6 +159,60 @@ def unnoticed(model) -> list[tuple[str, str]]:
     return found
 
 
+def around_ddp() -> dict[str, tuple[bool, bool]]:
+    """Whether each way to compute gradients beside DDP warns, and whether the processes have different ones."""
+
+    def hooked_inside(module):
+        model = hookline.hook(module)
+        return model, DistributedDataParallel(module)
+
+    def hooked_outside(module):
+        outer = DistributedDataParallel(module)
+        return hookline.hook(outer), outer
+
+    def around_hooked(module):
+        model = hookline.hook(module)
+        return model, DistributedDataParallel(model)
+
+    def in_context(model, outer, hooks):
+        with model.hooks(fwd_hooks=hooks):
+            (model if outer is None else outer)(ids).logits.sum().backward()
+
+    def around_it_later(model, _, hooks):
+        model.run_with_hooks(ids, fwd_hooks=hooks)
+        outer = DistributedDataParallel(model.module)
+        model.run_with_hooks(ids, fwd_hooks=hooks).sum().backward()
+        assert outer.training
+
+    def none_are_kept(model, outer, _):
+        model.run_with_cache(ids, incl_bwd=True, loss_fn=torch.sum)
+        with outer.no_sync():
+            model(ids).sum().backward()
+
+    ways = {
+        "run_with_hooks": (hooked_inside, lambda m, _, hooks: m.run_with_hooks(ids, fwd_hooks=hooks).sum().backward()),
+        "of the wrapper": (hooked_outside, lambda m, _, hooks: m.run_with_hooks(ids, fwd_hooks=hooks).sum().backward()),
+        "around the hooked": (around_hooked, lambda m, _, __: m.run_with_cache(ids)[0].sum().backward()),
+        "DDP in a context": (hooked_inside, in_context),
+        "DDP of the hooked": (around_hooked, lambda _, outer, __: outer(ids).sum().backward()),
+        "DDP made later": (lambda module: (hookline.hook(module), None), around_it_later),
+        "no DDP": (lambda module: (hookline.hook(module), None), lambda m, _, __: m(ids).sum().backward()),
+        "none are kept": (hooked_inside, none_are_kept),
+    }
+    ids, found = IDS + dist.get_rank(), {}
+    for name, (make, act) in ways.items():
+        module = sharded_models.tiny_model("llama", num_hidden_layers=2)
+        models = make(module)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            act(*models, [(Z, lambda x, hook: x * 2)])
+        grads = [torch.empty_like(module.lm_head.weight) for _ in range(2)]
+        dist.all_gather(grads, module.lm_head.weight.grad)
+        warns = any("gradients are not synchronized" in str(warning.message) for warning in caught)
+        found[name] = warns, not torch.allclose(*grads, atol=1e-6)
+    return found
+
+
 PER_HEAD = ("hook_q_input", "hook_k_input", "hook_v_input", "attn.hook_result")
 Z, MID = "blocks.1.attn.hook_z", "blocks.0.hook_resid_post"
 
@@ -198,6 +255,11 @@ def test_a_tensor_parallel_model(tmp_path) -> None:
         assert "differ from those of this process in input_ids" in found["other lengths"]
         assert "OwnRecord" in found["local"]
         assert found["unnoticed"] == []
+        warns, right, not_ours = (True, True), (False, False), (False, True)
+        assert found["DDP"] == {
+            **{"run_with_hooks": warns, "of the wrapper": right, "around the hooked": warns, "DDP in a context": right},
+            **{"DDP of the hooked": right, "DDP made later": warns, "no DDP": not_ours, "none are kept": not_ours},
+        }
 
 
 def uses(folder: str) -> dict[str, object]:
@@ -447,7 +509,6 @@ def test_a_model_without_gradients_in_parts_says_so(tmp_path) -> None:
 def other_parallelism(folder: str) -> dict[str, object]:
     """Models that are on several processes in other ways: whole points, or an error that says which way it is."""
     from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
     from transformers import LlamaForCausalLM
     from transformers.distributed import DistributedConfig
 

@@ -27,6 +27,7 @@ from hookline.engine.points import Direction, HookPoint, check_direction, hook_a
 from hookline.engine.ready import HookRun, hook_run, planned_from
 from hookline.engine.recorder import Recorder, StopForward, check_backward, loss_of
 from hookline.engine.recording import recording_run
+from hookline.engine.replicas import watch_gradients
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.signatures import parameters_of
 from hookline.engine.split_values import processes
@@ -377,12 +378,15 @@ class Hooked:
     def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model, and report added hooks that did not fire."""
         if not open_runs():
-            return run_and_report(self._points, forward, args, kwargs)
-        begun = begin_sharing(self._points.root, (args, kwargs), self._points.held)
-        try:
-            return run_and_report(self._points, forward, args, kwargs)
-        finally:
-            end_sharing(begun)
+            output = run_and_report(self._points, forward, args, kwargs)
+        else:
+            begun = begin_sharing(self._points.root, (args, kwargs), self._points.held)
+            try:
+                output = run_and_report(self._points, forward, args, kwargs)
+            finally:
+                end_sharing(begun)
+        watch_gradients(self._points.root, forward, output)
+        return output
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""

@@ -328,7 +328,7 @@ def explanation(error: BaseException) -> str | None:
         return f"another process has ended, or did not come to the same layer in time: {ALIKE}"
     if "_ToTorchTensor" in said:  # of DTensor
         return (
-            "this model writes in place to the output of a layer that is split, of which torch can compute no "
-            "gradients then; without hooks it fails too. Run it under torch.no_grad(), or in one process"
+            "this model writes in place to the output of a layer that is split, and then torch can compute no "
+            "gradients; without hooks it fails too. Run it under torch.no_grad(), or in one process"
         )
     return None
