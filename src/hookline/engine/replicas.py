@@ -88,8 +88,8 @@ class _Watch:
         self._replica.has_warned = True
         warn(
             "these gradients are not synchronized: the model was run around the DistributedDataParallel that trains "
-            "it, so each process has those of its own batch. Hook the wrapper, hookline.hook(ddp), and run that; or run "
-            "ddp(…) in a context, with model.hooks(…)"
+            "it, so each process has those of its own batch. Hook the wrapper, hookline.hook(ddp), and run that; or run"
+            " ddp(…) in a context, with model.hooks(…)"
         )
 
 
