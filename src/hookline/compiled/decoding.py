@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, StaticCache, StaticLayer
 
-from hookline.compiled.program import Clock, Program, fixed
+from hookline.compiled.fixed import fixed
+from hookline.compiled.program import Clock, Program
 from hookline.compiled.sampling import Sampler, Sampling
 from hookline.engine.signatures import parameters_of
 from hookline.transformer.architectures import architecture
@@ -57,6 +58,12 @@ class ColumnLayer(StaticLayer):
         self.keys.index_copy_(2, where, key_states)
         self.values.index_copy_(2, where, value_states)
         return self.keys, self.values
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the tensors of this layer."""
+        super().lazy_initialization(key_states, value_states)
+        fixed(self.keys)
+        fixed(self.values)
 
     def get_seq_length(self) -> Any:
         """The column, as a tensor without axes."""

@@ -16,8 +16,9 @@ from torch._dynamo.exc import TorchDynamoException
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hookline.compiled.classify import positions_of
+from hookline.compiled.fixed import fixed
 from hookline.compiled.plain import PlainTensors
-from hookline.compiled.program import Clock, Program, fixed
+from hookline.compiled.program import Clock, Program
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.tables import NoTableError, write_table
 from hookline.compiled.variants import Variant

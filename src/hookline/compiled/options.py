@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from hookline.compiled.fixed import is_fixed
 from hookline.compiled.rewrites import rewrite
+from hookline.compiled.traceable import check_writes
 from hookline.errors import HooklineError
 
 _IN_PLACE = {"setitem", "delitem", "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand"}
@@ -29,6 +31,8 @@ class OwnBackend:
 
     def __init__(self, call: Callable[..., Any], *, rewrites: bool = False) -> None:
         self.call, self.rewrites, self.graphs, self.is_plain = call, rewrites, 0, False
+        self.has_functions = False
+        """Whether functions of the user are traced, which may write to other tensors than ours."""
         self.is_proving = False
         """Whether graphs may be compiled: one that is not compared with an uncompiled run is never used."""
         self.calls = 0
@@ -46,6 +50,8 @@ class OwnBackend:
         """Compile a graph."""
         if not self.is_proving:
             raise RuntimeError("this is compiled when it is proved")
+        if self.has_functions:
+            check_writes(graph, inputs, is_fixed)
         self.graphs += 1
         graph.graph.eliminate_dead_code(_has_effect)
         graph.recompile()

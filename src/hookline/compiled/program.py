@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hookline.compiled.fixed import fixed
 from hookline.compiled.traced_lenses import getter, needed_by, putter
 from hookline.engine import compiling
 from hookline.engine.blocks import UndoBlock
@@ -56,12 +57,6 @@ class SlotSpec:
         is_kind = self.kind == other.kind or (self.kind == "any" and other.kind in ("affine", "project"))
         is_same = self.code is other.code and self.constants == other.constants
         return is_kind and is_same and self.site == other.site and self.spread >= other.spread
-
-
-def fixed(tensor: Tensor) -> Tensor:
-    """The same tensor, whose address graphs may rely on."""
-    torch._dynamo.mark_static_address(tensor)
-    return tensor
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.compiled.traceable import WritesOutsideError
 from hookline.compiled.variants import Variant
 
 Values = Mapping[Any, Tensor]
@@ -37,6 +38,8 @@ def why_unproved(variant: Variant, expected: Values, call: Callable[[Callable[[]
             cause = getattr(error, "inner_exception", error)  # of the backend: torch's message begins with its address
             line = str(cause).strip().partition("\n")[0]
             where = [repr(slot.point.name) for slot in variant.program.slots if slot.kind == "function"]
+            if isinstance(cause, WritesOutsideError):
+                return f"the function at {' or '.join(where)} cannot: {line}"
             more = f" with the function at {', '.join(where)}" if where else ""
             return f"it could not be compiled{more} ({type(cause).__name__}: {line})"
         if variant.backend.calls == calls:

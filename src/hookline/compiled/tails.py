@@ -17,7 +17,8 @@ from torch._dynamo.exc import TorchDynamoException
 
 from hookline.compiled import entry
 from hookline.compiled.classify import no_site
-from hookline.compiled.program import Features, Program, fixed
+from hookline.compiled.fixed import fixed
+from hookline.compiled.program import Features, Program
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.variants import Variant
 from hookline.engine.names import lens_of

@@ -1,24 +1,30 @@
-"""Which functions may be traced into a graph: those without state in Python.
+"""Which functions may be traced into a graph: those without state.
 
-The compiler traces more than these. But it runs a function once for many calls, so a function that counts its calls,
-keeps what it sees, or asks for a value on the host must be called by the engine instead.
+The compiler traces more than these. But it runs a function once for many calls, and a graph is also called to prove it
+and after a text has ended. So a function that counts its calls, keeps what it sees, or asks for a value on the host
+must be called by the engine instead. `why_not` looks at everything that a function refers to in which Python could keep
+state. Tensors are among that, to be read: `check_writes` finds in the traced graph whether it writes to one.
 """
 
 from __future__ import annotations
 
 import builtins
 import dis
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hookline.errors import a_type
 
 _STORES = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_SUBSCR", "IMPORT_NAME", "YIELD_VALUE"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
+_STATISTICS = {"batch_norm", "instance_norm"}
+"""Functions that write to a tensor, which torch's own schema of them does not say."""
 _HOST = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "is_nonzero", "backward", "requires_grad_"}
 _OF_POINTS = {"ctx", "step", "positions", "call", "add_hook", "remove_hooks", "fwd_hooks", "has_hooks"}
 """Attributes of a point that are different in every pass."""
@@ -38,6 +44,9 @@ def why_not(hook: Any, users: tuple[Any, ...] = ()) -> str | None:
         return f"{hook.__name__} is random" if hook.__name__ in _RANDOM else None
     if not isinstance(hook, FunctionType):
         return f"it is {a_type(hook)}, not a plain function"
+    for name, value in vars(hook).items():
+        if (why := _held(value, f"{hook.__name__}.{name}", users)) is not None:
+            return why
     return f"{hook.__name__} refers to itself" if hook in users else _of_function(hook, (*users, hook))
 
 
@@ -68,8 +77,9 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 
 def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> str | None:
+    module = None  # that the last instruction looked up
     for line in dis.get_instructions(code):
-        name = line.argval
+        name, holder, module = line.argval, module, None
         if line.opname in _STORES or (line.opname == "STORE_DEREF" and name in function.__code__.co_freevars):
             return f"it writes to {name!r} outside" if "IMPORT" not in line.opname else f"it imports {name!r}"
         if line.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -79,12 +89,21 @@ def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> 
                 return f"it uses .{name}, which differs from pass to pass"
             if name in _RANDOM:
                 return f"{name} is random"
+            if name in _STATISTICS:
+                return f"{name} may write to running statistics"
+            value = getattr(holder, name, None) if isinstance(holder, ModuleType) else None
+            if isinstance(value, ModuleType):
+                module = value
+            elif isinstance(value, Tensor | list | dict | set) or (isinstance(value, type) and _may_hold(value)):
+                return f"'{holder.__name__}.{name}' is {a_type(value)}, which may hold state"
         if line.opname in _GLOBAL:
             if name not in function.__globals__:
                 if hasattr(builtins, name) and name not in _HARMLESS and not name[0].isupper():
                     return f"it calls {name}()"
             elif (why := _held(function.__globals__[name], name, users)) is not None:
                 return why
+            elif isinstance(function.__globals__[name], ModuleType):
+                module = function.__globals__[name]
     return None
 
 
@@ -99,10 +118,36 @@ def _held(value: Any, name: str, users: tuple[Any, ...]) -> str | None:
     if isinstance(value, ModuleType):
         return None if value.__name__.split(".")[0] in ("torch", "math") else f"it uses the module {name!r}"
     if isinstance(value, type):
-        return None
+        return f"{name!r} is a class, which may hold state" if _may_hold(value) else None
     if isinstance(value, FunctionType | BuiltinFunctionType | partial):
         return why_not(value, users)
     return f"{name!r} is {a_type(value)}, which may hold state"
+
+
+def _may_hold(kind: type[Any]) -> bool:
+    return kind.__module__.split(".")[0] not in ("torch", "builtins")
+
+
+class WritesOutsideError(Exception):
+    """A traced function writes to a tensor outside it."""
+
+
+def check_writes(graph: fx.GraphModule, inputs: Sequence[Any], is_ours: Callable[[Tensor], bool]) -> None:
+    """Raise an error if a graph writes to one of its inputs that is not ours.
+
+    The graph runs on tensors without data, as functions of their values: what it has written to is then copied back.
+    """
+    own = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+    mode = next((each.fake_mode for each in own if isinstance(each, FakeTensor)), None)
+    if mode is None:
+        return
+    with mode:
+        copies = [torch.empty_like(each) if isinstance(each, Tensor) else each for each in own]
+        versions = [each._version if isinstance(each, Tensor) else 0 for each in copies]
+        torch.func.functionalize(graph.forward)(*copies)
+    for x, copy, version in zip(inputs, copies, versions, strict=True):
+        if isinstance(x, Tensor) and copy._version > version and not is_ours(x):
+            raise WritesOutsideError(f"it writes to a tensor of the shape {list(x.shape)} outside it")
 
 
 def constants_of(hook: Any) -> tuple[Any, ...]:

@@ -32,6 +32,7 @@ class Variant:
         self.structure, self.program = structure, program
         self.eager = make(program)
         self.backend = options.new_backend(device)
+        self.backend.has_functions = any(slot.kind == "function" for slot in program.slots)
         self.call = torch.compile(
             _with_own_code(self.eager),
             backend=self.backend,
