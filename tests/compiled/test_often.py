@@ -1,0 +1,229 @@
+"""How often a compiled run does what an uncompiled one does: calls of functions, steps and random draws."""
+
+import warnings
+
+import pytest
+import torch
+from backends import Counting, needs_graphs
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hookline
+from hookline.edits import scale
+from hookline.errors import HooklineWarning
+
+pytestmark = [
+    needs_graphs,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's compiler's own imports
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> hookline.HookedModel:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, num_key_value_heads=2, head_dim=24, vocab_size=64, pad_token_id=0, eos_token_id=None)
+    return hookline.hook(LlamaForCausalLM(config).eval())
+
+
+@pytest.fixture(autouse=True)
+def without_graphs():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(3, 60, (2, 5))
+
+
+class State:
+    """Where functions keep what they see."""
+
+    def __init__(self) -> None:
+        self.total, self.rows, self.calls = torch.zeros(()), torch.zeros(16, 32), []
+        self.holder = type("Holder", (), {"total": torch.zeros(()), "calls": []})
+        self.mean, self.var = torch.zeros(32), torch.ones(32)
+
+    def functions(self):
+        """A function for each way to keep something."""
+        total, rows, holder, mean, var = self.total, self.rows, self.holder, self.mean, self.var
+
+        def adds(x):
+            total.add_(1)
+
+        def writes_at(x):
+            rows[x.shape[1]] += x[0, -1]
+
+        def of_class(x):
+            holder.total += 1
+
+        def of_class_in_place(x):
+            holder.total.add_(1)
+
+        def lists_of_class(x):
+            holder.calls.append(1)
+
+        def helper(x):
+            return x * 2
+
+        helper.calls = self.calls
+
+        def of_function(x):
+            helper.calls.append(1)
+            return helper(x)
+
+        def alias(x):
+            count = total
+            count += 1
+
+        def out(x):
+            torch.add(total, 1, out=total)
+
+        def data(x):
+            total.data.add_(1)
+
+        def many(x):
+            torch._foreach_add_([total, rows], 1)
+
+        def view(x):
+            rows.view(-1)[3:4].mul_(1).add_(x.sum())
+
+        def statistics(x):
+            F.batch_norm(x.flatten(0, 1), mean, var, training=True)
+
+        functions = [adds, writes_at, of_class, of_class_in_place, lists_of_class, of_function, alias]
+        functions += [out, data, many, view, statistics]
+        return {function.__name__: function for function in functions}
+
+    def seen(self) -> list[torch.Tensor]:
+        """All that was kept."""
+        numbers = [self.total, self.rows, self.holder.total, self.mean, self.var]
+        return [*numbers, torch.tensor([len(self.calls), len(self.holder.calls)])]
+
+
+def stopping(model, ids):
+    """Options with which a generation stops in the middle of a block of steps."""
+    free = model.generate(ids, max_new_tokens=12, do_sample=False)
+    return {"max_new_tokens": 24, "do_sample": False, "eos_token_id": [int(row[9]) for row in free]}
+
+
+@pytest.mark.quick_for("adds", "of_class", "data")
+@pytest.mark.parametrize("name", State().functions())
+def test_functions_with_state_act_as_often_as_uncompiled(name, model, ids) -> None:
+    options = stopping(model, ids)
+
+    def run():
+        state = State()
+        with torch.no_grad(), model.hooks([("blocks.0.hook_mlp_out", state.functions()[name])]):
+            results = [model.generate(ids, **options), *(model(ids) for _ in range(2))]
+            results += model.stream(ids, max_new_tokens=6, do_sample=False)
+        return [*results, *state.seen()]
+
+    expected = run()
+    with model.compiled(backend=Counting()) as runs:
+        with pytest.warns(HooklineWarning, match="blocks.0.hook_mlp_out"):
+            found = run()
+        assert runs.graphs == 0
+    for x, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, right)
+
+
+def test_functions_that_write_to_the_activation_only_are_compiled(model, ids) -> None:
+    scale, rows = torch.tensor(1.5), torch.ones(3, 32)
+
+    def push(x):
+        x *= scale
+        x[:, -1] += rows[0]
+        other = rows.clone()
+        other[1] = x[0, -1]
+        return x + other[1].sum()
+
+    options = stopping(model, ids)
+    with torch.no_grad(), model.hooks([("blocks.0.hook_mlp_out", push)]):
+        expected = model.generate(ids, **options)
+        with model.compiled(backend=Counting()) as runs:
+            assert torch.equal(model.generate(ids, **options), expected)
+            assert not runs.reasons
+            assert runs.graphs == 1
+
+
+@pytest.mark.parametrize("backend", ["refusing", "wrong"])
+def test_a_generation_whose_graph_is_refused_and_that_stops(backend, model, ids) -> None:
+    """Nothing runs after the stop token, or a cache would have more positions than the text."""
+
+    def wrong(graph, _inputs):
+        if backend == "refusing":
+            raise ValueError("not this one")
+        return lambda *args: [x + 1 if x.is_floating_point() else x for x in graph.forward(*args)]
+
+    passes = []
+    count = ("blocks.0.hook_resid_post", lambda x: x * 1.5)
+    options = {**stopping(model, ids), "names_filter": "blocks.*.hook_resid_post"}
+    with model.hooks([count]):
+        expected, cache = model.generate_with_cache(ids, **options)
+        handle = model.module.register_forward_hook(lambda *_: passes.append(1))
+        model.generate_with_cache(ids, **options)
+        handle.remove()
+        number = len(passes)
+        with model.compiled(backend=wrong), pytest.warns(HooklineWarning, match="uncompiled"):
+            tokens, values = model.generate_with_cache(ids, **options)
+            handle = model.module.register_forward_hook(lambda *_: passes.append(1))
+            model.generate_with_cache(ids, **options)
+            handle.remove()
+    assert torch.equal(tokens, expected)
+    torch.testing.assert_close(dict(values), dict(cache))
+    assert len(passes) == 2 * number
+
+
+def test_a_function_that_cannot_be_traced_and_a_stop_token(model, ids) -> None:
+    def branches(x):
+        return x * 2 if x.sum() > 0 else x
+
+    options = {**stopping(model, ids), "names_filter": "blocks.*.hook_resid_post"}
+    with model.hooks([("blocks.0.hook_mlp_out", branches)]):
+        expected, cache = model.generate_with_cache(ids, **options)
+        with model.compiled(backend=Counting()), pytest.warns(HooklineWarning, match="could not be compiled"):
+            tokens, values = model.generate_with_cache(ids, **options)
+    assert torch.equal(tokens, expected)
+    torch.testing.assert_close(dict(values), dict(cache))
+
+
+def test_the_random_numbers_after_a_generation_that_stops(model, ids) -> None:
+    options = {"max_new_tokens": 24, "do_sample": True, "temperature": 1.3}
+    torch.manual_seed(5)
+    free = model.generate(ids, **options)
+    options |= {"eos_token_id": [int(row[9]) for row in free]}
+
+    def run():
+        torch.manual_seed(5)
+        first = model.generate(ids, **options)
+        with model.hooks([("blocks.0.hook_resid_post", scale(2.0))]):
+            hooked = model.generate(ids, **options)
+        return [first, hooked, model.generate(ids, **options), torch.rand(3)]
+
+    expected = run()
+    assert expected[0].shape[1] < 29
+    with model.compiled(backend=Counting()) as runs:
+        for _ in range(2):
+            for x, right in zip(run(), expected, strict=True):
+                assert torch.equal(x, right)
+        assert not runs.reasons
+
+
+def test_a_prompt_with_pad_tokens_and_without_a_mask_is_compiled(model, ids) -> None:
+    ids[0, :2], ids[1, 3] = 0, 0
+    options = {"max_new_tokens": 8, "do_sample": False}
+    masked = model.generate(ids, attention_mask=(ids != 0).long(), **options)
+    for more in ({}, {"eos_token_id": 0}, {"pad_token_id": 61}, {"pad_token_id": 61, "eos_token_id": 0}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            expected, cache = model.generate_with_cache(ids, **options, **more)
+            streamed = torch.stack([*model.stream(ids, **options, **more)], 1)
+        assert more or torch.equal(expected, masked)
+        with model.compiled(backend=Counting()) as runs:
+            tokens, values = model.generate_with_cache(ids, names_filter="blocks.*.hook_resid_post", **options, **more)
+            assert not runs.reasons
+        assert torch.equal(tokens, expected)
+        torch.testing.assert_close(streamed, tokens[:, 5:])
+        for name in values:
+            torch.testing.assert_close(values[name], cache[name])
