@@ -127,7 +127,6 @@ class Subject:
     def restore(self, names: Iterable[str]) -> None:
         for name in names:
             self.tensors[name].data.copy_(self.saved[name])
-        self.buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
         self.versions = {name: oracle.version(x) for name, x in self.tensors.items()}
 
     def changed(self, *, checks_all: bool = False) -> dict[str, Tensor]:
