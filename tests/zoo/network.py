@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -78,3 +79,8 @@ def images(*sizes: int, rows: int = 1) -> list[tuple[tuple[Any, ...], dict[str, 
 
 def tokens(count: int = 24, vocabulary: int = 100, rows: int = 1) -> torch.Tensor:
     return torch.randint(0, vocabulary, (rows, count))
+
+
+def filled(cls: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a class that have a value in a table of small sizes, by their names."""
+    return {name: values[name] for name in inspect.signature(cls).parameters if name in values}

@@ -88,7 +88,7 @@ def in_child(network: Any, limit: float, edits: int) -> dict[str, Any]:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
-            record = check(network, edits, limit * 0.6)
+            record = check(network, edits, limit / 4)
         except BaseException as error:
             record = {"status": "crashed", "reason": f"{type(error).__name__}: {error}"[:500]}
         with os.fdopen(writer, "w") as pipe:

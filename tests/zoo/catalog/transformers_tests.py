@@ -1,21 +1,13 @@
 """Every model class that transformers' own tests build, from the folder that `TRANSFORMERS_TESTS` names.
 
-The tests may be of another version than the library: what they import and it lacks is replaced by a stand-in, and classes
-that it lacks are left out.
+The tests may be of another version than the library: classes that it lacks are left out.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import re
-import sys
 import unittest
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
 from zoo import torchvision_ops  # noqa: F401 (before transformers, which imports torchvision)
 
@@ -23,40 +15,8 @@ import torch
 from torch import nn
 from transformers.utils import import_utils
 
+from zoo.foreign_tests import failing, folder_of, imported
 from zoo.network import Built, Network
-
-LACKING = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'|No module named '([\w.]+)'")
-
-
-class StandIn(ModuleType):
-    """A module that is not installed: every name in it is a mock."""
-
-    __path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=name)
-
-
-def imported(name: str) -> ModuleType:
-    """The test module, with stand-ins for what it imports and nobody has."""
-    for _ in range(20):
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            match = LACKING.search(str(error))
-            if match is None:
-                raise
-            lacking, module, whole = match.groups()
-            if whole is not None and whole.startswith("tests"):
-                raise
-            if whole is not None:
-                sys.modules[whole] = StandIn(whole)
-            else:
-                setattr(sys.modules[module], lacking, MagicMock(name=lacking))
-    raise ImportError(f"{name} lacks too much")
-
 
 def build(case: type[unittest.TestCase], cls: type[nn.Module]) -> Built:
     """The model as the tests build it, with the inputs that they give it."""
@@ -76,11 +36,8 @@ def made(case: type[unittest.TestCase]) -> Any:
 
 def networks() -> Iterator[Network]:
     """One row per class of model that a test case lists."""
-    folder = Path(os.environ.get("TRANSFORMERS_TESTS", ""))
-    if not (folder / "models").is_dir():
-        raise FileNotFoundError("TRANSFORMERS_TESTS is not the tests folder of transformers' repository")
+    folder = folder_of("TRANSFORMERS_TESTS", "models/bert")
     import_utils.is_datasets_available()  # before a stand-in for it is there
-    sys.path.insert(0, str(folder.resolve().parent))
     names = set()
     for file in sorted(folder.glob("models/*/test_modeling_*.py")):
         try:
@@ -101,12 +58,3 @@ def networks() -> Iterator[Network]:
                 if isinstance(cls, type) and issubclass(cls, nn.Module) and cls.__name__ not in names:
                     names.add(cls.__name__)
                     yield Network(cls.__name__, lambda case=case, cls=cls: build(case, cls))
-
-
-def failing(error: Exception) -> Any:
-    """What raises the error when the network is built, so that it is listed."""
-
-    def build() -> Built:
-        raise error
-
-    return build

@@ -1,0 +1,55 @@
+"""The networks of vit-pytorch, one of each of its files, with small sizes for what their arguments are called."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from zoo import torchvision_ops  # noqa: F401 (before torchvision)
+
+import torch
+import vit_pytorch
+from torch import nn
+
+from zoo.network import Built, Network, filled, image, images, runs
+
+SIZES = {
+    "image_size": 32, "patch_size": 8, "image_patch_size": 8, "num_classes": 5, "dim": 32, "depth": 2, "heads": 2,
+    "mlp_dim": 64, "channels": 3, "dim_head": 16, "frames": 4, "frame_patch_size": 2, "seq_len": 64, "cls_depth": 1,
+    "spatial_depth": 2, "temporal_depth": 2, "num_patches": 8, "mlp_mult": 2, "max_patch_size": 8, "max_depth": 2,
+    "sm_dim": 16, "lg_dim": 32, "sm_patch_size": 8, "lg_patch_size": 16, "sm_enc_depth": 1, "lg_enc_depth": 1,
+    "sm_enc_heads": 2, "lg_enc_heads": 2, "sm_enc_mlp_dim": 32, "lg_enc_mlp_dim": 32, "sm_enc_dim_head": 16,
+    "lg_enc_dim_head": 16, "cross_attn_depth": 1, "cross_attn_heads": 2, "cross_attn_dim_head": 16, "num_register_tokens": 2,
+    "local_patch_size": 4, "window_size": 4, "global_window_size": (4, 2, 2, 1), "local_window_size": 4, "max_tokens_per_depth": (12, 8),
+    "volume_size": 16, "video_shape": (4, 32, 32), "ndim": 2, "input_shape": 32, "num_hierarchies": 2, "block_repeats": (1, 1),
+    "dims": (16, 24, 32), "expansion": 2, "kernel_size": 3, "conv_dims": 16, "rank": 2, "cct_3d": 1, "t2t_layers": ((7, 4), (3, 2)),
+    "img_size": 32, "embedding_dim": 32, "num_layers": 2, "num_heads": 2, "mlp_ratio": 2, "n_conv_layers": 1, "token_dropout_prob": 0.1,
+    "stages": 2, "layers": 2, "num_frames": 4, "num_image_patches": 8,
+}
+"""Small values of arguments, by their names."""
+
+PARTS = (
+    "Attention", "FeedForward", "Transformer", "Norm", "LayerNorm", "RMSNorm", "Conv", "Embed", "Residual", "Dropout", "Block",
+    "Pool", "SPT", "LSA", "Module", "Rearrange", "Mixer", "MLP", "GEGLU", "Linear", "RoPE", "Rotary", "Cross", "PEG",
+)
+"""What the names of their parts end with."""
+
+
+def build(cls: type[nn.Module]) -> Built:
+    """The network on images, a video or a sequence."""
+    module = cls(**filled(cls, SIZES))
+    video = ((torch.randn(1, 3, 4, 32, 32),), {})
+    volume = ((torch.randn(1, 3, 16, 16, 16),), {})
+    return runs(module, *images(32, 64), video, volume, ((torch.randn(1, 3, 64),), {}), (([[image(32)[0]]],), {}))
+
+
+def networks() -> Iterator[Network]:
+    """One row per class that is not a part of another."""
+    for info in pkgutil.iter_modules(vit_pytorch.__path__):
+        try:
+            module = importlib.import_module(f"vit_pytorch.{info.name}")
+        except Exception:  # it needs what nobody has here
+            continue
+        for name, cls in vars(module).items():
+            is_network = isinstance(cls, type) and issubclass(cls, nn.Module) and cls.__module__ == module.__name__
+            if is_network and not name.endswith(PARTS):
+                yield Network(f"{info.name}.{name}", lambda cls=cls: build(cls))
