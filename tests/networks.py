@@ -81,3 +81,13 @@ def fill(value: float):
 
 def hook_count(module: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in module.modules())
+
+
+def nodes(out) -> int:
+    """How many nodes the graph of a tensor has."""
+    found, todo = set(), [out.grad_fn]
+    while todo:
+        if (node := todo.pop()) is not None and node not in found:
+            found.add(node)
+            todo += [before for before, _ in node.next_functions]
+    return len(found)

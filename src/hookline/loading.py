@@ -15,6 +15,7 @@ from torch import nn
 
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
+from hookline.engine.untraced import outside_compiler
 from hookline.errors import HooklineError, a_type, warn
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
@@ -28,6 +29,7 @@ from hookline.transformer.sharded import prepare_sharded
 def hook(module: HookedRootModule, tokenizer: Any = None) -> HookedRootModule: ...  # type: ignore[overload-overlap]
 @overload
 def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> HookedModule: ...
+@outside_compiler
 def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     """Wrap any nn.Module, so that everything in it can be read, edited and undone by name.
 
@@ -148,6 +150,7 @@ def _is_image_model(module: nn.Module) -> bool:
     return takes_both or getattr(module, "main_input_name", None) == "pixel_values"
 
 
+@outside_compiler
 def load(
     name: str | Path,
     *,

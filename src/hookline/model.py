@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from hookline.compiled.generation_methods import GenerationMethods
 from hookline.engine.added_hooks import said_added
 from hookline.engine.cache import ActivationCache
-from hookline.engine.compiling import untraced
 from hookline.engine.hooked import HookList
 from hookline.engine.keywords import is_dropped
 from hookline.engine.names import Filter
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.plan import Plan
 from hookline.engine.schedule import active
+from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
@@ -60,6 +60,7 @@ _BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "p
 _WEIGHTS = frozenset(Weights.names())
 
 
+@verbs
 class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     """A language model, wrapped but not changed.
 
@@ -205,7 +206,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
                 raise HooklineError(problem)
         run: dict[str, Any] = {"layer": stop_at_layer, "return_type": return_type, "per_token": loss_per_token}
         if start_at_layer is None:
-            inputs = untraced(self._prepared)(input, kwargs, attention_mask, prepend_bos, padding_side, images)
+            inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, padding_side, images)
             has_logits = return_type in ("logits", "both", "output") and stop_at_layer is None
             if has_logits and "attention_mask" in inputs and padding_side is None and images is None:
                 self._warn_if_ragged(input, inputs["attention_mask"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from networks import InPlace, Twice, fill, zero
+from networks import InPlace, Twice, fill, nodes, zero
 from torch import Tensor, nn
 
 import hookline
@@ -269,16 +269,6 @@ def test_a_hook_may_ask_autograd_itself(net, x) -> None:
     out.sum().backward()
     assert kept[0].grad.eq(0).all()
     assert net.module.fc1.weight.grad.eq(0).all()
-
-
-def nodes(out) -> int:
-    """How many nodes the graph of a tensor has."""
-    found, todo = set(), [out.grad_fn]
-    while todo:
-        if (node := todo.pop()) is not None and node not in found:
-            found.add(node)
-            todo += [before for before, _ in node.next_functions]
-    return len(found)
 
 
 def test_what_a_hook_keeps_is_in_the_graph_and_what_it_only_reads_is_not(net, x) -> None:

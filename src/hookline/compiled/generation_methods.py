@@ -17,6 +17,7 @@ from hookline.engine.names import Filter
 from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
+from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import begin_pass, whole_text
 from hookline.text.generation import check_generated_output, check_generation
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hookline.residual import ModelCache
 
 
+@verbs
 class GenerationMethods(ModelInputs):
     """A base of `HookedModel`."""
 

@@ -20,6 +20,8 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from hookline.engine.untraced import leave_compiled_code, untraced
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -129,7 +131,9 @@ class UndoBlock:
         self.close()
         _open.pop(id(self), None)
 
+    @untraced
     def __enter__(self) -> Any:
+        leave_compiled_code()
         return self.begin()
 
     @covered

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from sys import getrefcount
 from typing import Any, TypeAlias
 
 from torch import _C, Tensor
 
 from hookline.engine.actions import Record
 from hookline.engine.calls import stashed
-from hookline.engine.compiling import references_of
 from hookline.engine.deferred import Deferred
 from hookline.engine.derived import Stash
 from hookline.engine.interception import stack, unintercepted
@@ -29,8 +27,8 @@ from hookline.engine.snapshots import shared
 from hookline.engine.structures import NoTensorError
 from hookline.engine.taps import Tap
 
-Capture: TypeAlias = Callable[[Any], None]
-"""Keeps the activations in the value at an event."""
+Capture: TypeAlias = Callable[..., None]
+"""Keeps the activations in the value at an event: `capture(value, is_new)`, with whether nobody else has the value."""
 
 Make: TypeAlias = Callable[..., Tensor | Deferred]
 """Makes an entry of a cache from the snapshot at an event, and from what else was read there."""
@@ -130,7 +128,7 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
     bases = [(site, recorder.places[site]) for site in event.reads if isinstance(site, Site)]
     lens, is_first = event.lens, type(event.lens) is First
 
-    def one_by_one(value: Any) -> None:
+    def one_by_one(value: Any, _is_new: bool = False) -> None:
         unintercepted(each_action, value) if stack.interceptors else each_action(value)
 
     def each_action(value: Any) -> None:
@@ -142,7 +140,7 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
         for action in actions:
             action(value)
 
-    def capture(value: Any) -> None:
+    def capture(value: Any, is_new: bool = False) -> None:
         if recorder.forward_pass is not current.forward_pass:
             recorder.note_pass()
         if recorder.is_padded:
@@ -154,8 +152,8 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
             except NoTensorError:
                 return None if recorder.skips_missing else one_by_one(value)
             if is_one or not _C._is_any_autocast_enabled():  # what is computed under autocast is computed now
-                fresh = _FRESH if x is value else 0
-                same = shared(x.detach() if x.requires_grad else x, is_for_reading=True, references=fresh)
+                tensor, is_new = (x.detach(), False) if x.requires_grad else (x, is_new and x is value)
+                same = shared(tensor, is_for_reading=True, is_new=is_new)
             if same is None:
                 return one_by_one(value)
             for place in places:
@@ -180,27 +178,6 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
             _take(action, value)
 
     return capture if recorder.defers or is_one else one_by_one
-
-
-def _references() -> int:
-    """The references to an output that only its event has, counted as in the functions that pass it on."""
-
-    def shared(x: Any, *, references: int = 0) -> int:  # noqa: ARG001
-        return getrefcount(x)
-
-    def capture(value: Any) -> int:
-        x = value if type(value) is object else None
-        return shared(None if x is None else x, references=0)
-
-    def way() -> tuple[int, Any]:
-        output = object()
-        found = capture(output)
-        return found, output
-
-    return way()[0]
-
-
-_FRESH = references_of(_references)
 
 
 def _take(action: Record | Stash, value: Any) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 from hookline.engine.blocks import UndoBlock, entered
+from hookline.engine.untraced import users as _users
 
 _lock = entered(threading.RLock())  # a model may be collected, hooks and all, in the middle of anything
-_users: set[int] = set()
 _ours: Any = None  # our stance, while it is installed in the compiler
 _last: Any = None  # the last one, to be installed again
 _frames: Any = None  # the part of the compiler that has its stance, once it is imported
@@ -27,7 +26,6 @@ _is_blind = False  # hooks were attached before the compiler was imported
 
 _no_tracing = entered(threading.RLock())
 _tracing: Any = None  # the lock of the compiler, once it is imported
-_Function = TypeVar("_Function")
 
 
 class _Here(threading.local):
@@ -87,22 +85,6 @@ def tracing_lock() -> Any:
         lock = getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
         _tracing = None if lock is None else entered(lock)
     return _no_tracing if _tracing is None else _tracing
-
-
-def untraced(function: _Function) -> _Function:
-    """The function, such that compiled code calls it as it is: code about texts and masks makes no graph."""
-    if torch.compiler.is_dynamo_compiling() or get_eval_frame_callback():  # being traced, or called by compiled code
-        return torch.compiler.disable(function)
-    return function
-
-
-def references_of(references: Callable[[], int]) -> int:
-    """What a function counts without the compiler, which holds further references to the arguments of every call."""
-    before = set_eval_frame(None)
-    try:
-        return references()
-    finally:
-        set_eval_frame(before)
 
 
 def pause(user: object) -> None:

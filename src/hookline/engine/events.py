@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -118,14 +120,24 @@ def edit(action: Edit, value: Any) -> Any:
         x = action.view.get(value)
     except NoTensorError as error:
         raise failures.nothing_there(action, error) from error
+    given: Any  # the only reference to it besides those of the hook
     given, kept = action.lend(x)
     action.fired = True
     result = call_hook(action, given, call)
     if result is None or result is given:
-        result = None  # so that references to what was lent can be counted
+        result = None  # so that this frame refers to what was lent only once
         if action.is_as_lent(given, kept, x):
-            return action.passed_on(value, x, given) if action.wants_gradient(given, x) else value
-        new = action.view.put(value, action.fitted_loan(given, x))
+            wants_gradient = action.wants_gradient(given, x)
+            if wants_gradient is None:
+                lent, given = ref(given), None
+                given = lent()  # None unless the hook kept it
+                wants_gradient = given is not None
+            return action.passed_on(value, x, given) if wants_gradient else value
+        # Counted against an object that only this frame has: how Python counts depends on its version, and on whether
+        # a compiler is active in the process.
+        alone = object()
+        is_kept = getrefcount(given) > getrefcount(alone)
+        new = action.view.put(value, action.fitted_loan(given, x, is_kept=is_kept))
     else:
         new = action.view.put(value, action.fitted_result(result, x, given))
     action.has_edited = True

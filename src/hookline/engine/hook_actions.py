@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from hookline.engine.actions import PointAction
 from hookline.engine.aliases import copy_of, is_passed_through, write_through
 from hookline.engine.callbacks import Caller, OnError, called_in_style, caller
 from hookline.engine.casting import choices_at
-from hookline.engine.compiling import references_of
 from hookline.engine.events import composed
 from hookline.engine.failures import hook_error
 from hookline.engine.order import Kind, Phase
@@ -94,22 +92,6 @@ class HookAction(PointAction):
         return hook_error(str(super().uncounted()), self)
 
 
-def _references(given: object) -> int:
-    return sys.getrefcount(given)
-
-
-def _references_of_one() -> int:
-    try:  # `edit` has one too: after it, Python 3.14 counts references that it otherwise borrows
-        given = object()
-    except MemoryError:
-        raise
-    return _references(given)
-
-
-_OURS = references_of(_references_of_one)
-"""References to a tensor that only `edit` and a method that it calls hold; Python versions count them differently."""
-
-
 def _no_hook(_activation: Any, _point: Any) -> None:
     """In place of a hook, after its run."""
 
@@ -152,31 +134,33 @@ class Edit(HookAction):
         """Append the step of this edit."""
         steps.append(composed(self, is_replay=is_replay))
 
-    def fitted_loan(self, given: Any, x: Any) -> Any:
+    def fitted_loan(self, given: Any, x: Any, *, is_kept: bool) -> Any:
         """What the hook wrote to, as `x` is to be replaced by it: itself, if nobody else has it.
 
         Not if the hook asked for its gradient: torch lets nobody write to such a leaf.
         """
-        is_free = sys.getrefcount(given) <= _OURS and has_own_memory(given)  # before the call, which refers to it too
-        is_free = is_free and not (given.requires_grad and given.is_leaf)
+        is_free = not is_kept and has_own_memory(given) and not (given.requires_grad and given.is_leaf)
         return fit(self, given, x, is_free=is_free)
 
     def is_as_lent(self, given: Any, kept: Any, x: Any) -> bool:
         """Whether the hook left what it was given unchanged."""
         return is_as_lent(given, kept) and given.requires_grad == (x.requires_grad and torch.is_grad_enabled())
 
-    def wants_gradient(self, given: Any, x: Any) -> bool:
-        """Whether the hook may have asked for the gradient of what it was given, which must be in the graph then."""
+    def wants_gradient(self, given: Any, x: Any) -> bool | None:
+        """Whether what the hook was given must be in the graph: it may have asked for its gradient.
+
+        None: if the hook kept it, perhaps for later.
+        """
         if not given.requires_grad or self.is_derived or self.is_part:
             # Where each process has a part, all must put it back or none: gradients are collected there. Only one of
             # them may have kept what it was given.
             return bool(given.requires_grad)
         if given.retains_grad or given._backward_hooks:
             return True
-        # The hook kept it, perhaps for later. But passing it on must not separate the model's tensors from each other,
-        # except at a placed point, which is for this and always returns its argument.
+        # Passing it on must not separate the model's tensors from each other, except at a placed point, which is for
+        # this and always returns its argument.
         has_own_output = self.point.is_placed or self.tap.kind is not Kind.OUTPUT or not is_passed_through(x)
-        return sys.getrefcount(given) > _OURS and has_own_output
+        return None if has_own_output else False
 
     def passed_on(self, value: Any, x: Any, given: Any) -> Any:
         """The value with the tensor that the hook saw. A checkpoint counts saved tensors, so this is replayed."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from hookline.engine import compiling
 from hookline.engine.actions import Action, Record
 from hookline.engine.added_hooks import run_and_report
 from hookline.engine.blocks import end_all
@@ -31,12 +32,14 @@ from hookline.engine.replicas import watch_gradients
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.signatures import parameters_of
 from hookline.engine.split_values import processes
+from hookline.engine.untraced import verbs
 from hookline.errors import HookError, HooklineError
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]
 """Hooks with the names of their points; a hook object that declares its own target needs no name."""
 
 
+@verbs
 class Hooked:
     """A model with points: a `module` that runs, and the `Points` in it."""
 
@@ -377,6 +380,8 @@ class Hooked:
 
     def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model, and report added hooks that did not fire."""
+        if compiling.is_traced() and compiling.leaves_hooks_out():
+            return forward(*args, **kwargs)  # the graph runs only while no hooks are attached
         if not open_runs():
             output = run_and_report(self._points, forward, args, kwargs)
         else:

@@ -20,6 +20,7 @@ from hookline.engine.reports import missed_by
 from hookline.engine.schedule import Schedule
 from hookline.engine.split_values import processes
 from hookline.engine.taps import Tap, lock
+from hookline.engine.untraced import leave_compiled_code, untraced
 from hookline.errors import HookError
 
 if TYPE_CHECKING:
@@ -276,7 +277,9 @@ class StayingHooks:
         for action in actions:
             action.errors = self.errors
 
+    @untraced
     def __enter__(self) -> Self:
+        leave_compiled_code()
         keep([(action.point, action) for action in self._actions])
         return self
 

@@ -21,6 +21,7 @@ from hookline.engine.order import Kind
 from hookline.engine.passes import Stream, current
 from hookline.engine.permanent import PermanentHooks, keep
 from hookline.engine.schedule import active
+from hookline.engine.untraced import outside_compiler
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class HookHandle:
         """The handle itself: `handle.hook.remove()` is how TransformerLens spells `handle.remove()`."""
         return self
 
+    @outside_compiler
     def remove(self) -> None:
         """Remove the hook, also from an open context that allows it."""
         self._action.point.permanent.remove(lambda other: other is self._action)
@@ -209,6 +211,7 @@ class HookPoint(nn.Module):
             raise HooklineError(f"the point {self.name!r} is in no numbered layer")
         return int(numbers[0])
 
+    @outside_compiler
     def add_hook(
         self,
         hook: Callable[..., Any],
@@ -230,10 +233,12 @@ class HookPoint(nn.Module):
             action.registration.level = level
         return keep([(self, action)])
 
+    @outside_compiler
     def add_perma_hook(self, hook: Callable[..., Any], dir: Direction = "fwd") -> Callable[[], None]:
         """`add_hook` with `is_permanent=True`."""
         return self.add_hook(hook, dir, is_permanent=True)
 
+    @outside_compiler
     def remove_hooks(
         self,
         dir: Literal["fwd", "bwd", "both"] = "fwd",
@@ -284,6 +289,7 @@ class HookPoint(nn.Module):
         found = [*self._hook_actions("fwd"), *self._hook_actions("bwd")]
         return any(is_chosen(action, dir, including_permanent, level) for action in found)
 
+    @outside_compiler
     def clear_context(self) -> None:
         """Empty `ctx`."""
         self.ctx.clear()

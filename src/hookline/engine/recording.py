@@ -108,7 +108,8 @@ class RecordingRun(Run):
             else:
                 output = call(*args, **kwargs)
             if out is not None:
-                out(output)
+                alone = object()  # counted as the output is if only this frame has it
+                out(output, getrefcount(output) <= getrefcount(alone))
             return output
 
         return way
@@ -123,7 +124,9 @@ class RecordingRun(Run):
             output = (detour.own or module._call_impl)(*args, **kwargs)
             is_noted = recorder.forward_pass is current.forward_pass and not recorder.is_padded
             if is_noted and type(output) is Tensor and not output.requires_grad:
-                same = shared(output, is_for_reading=True, references=_FRESH)
+                alone = object()
+                is_new = getrefcount(output) <= getrefcount(alone)
+                same = shared(output, is_for_reading=True, is_new=is_new)
                 if same is not None:
                     record.fired = True
                     recorder.log.append((name, same))
@@ -226,20 +229,6 @@ def recording_run(points: Points, chosen: str | list[HookPoint] | None) -> Recor
     return run if run.is_ready() else None
 
 
-def _references() -> int:
-    """The references to an output that only a `way` has, counted as in the function that shares it."""
-
-    def shared(x: Any, *, is_for_reading: bool, references: int) -> int:  # noqa: ARG001
-        return getrefcount(x)
-
-    def way() -> tuple[int, Any]:
-        output = object()
-        return shared(output, is_for_reading=True, references=0), output
-
-    return way()[0]
-
-
-_FRESH = compiling.references_of(_references)
 _permanent = attrgetter("permanent")
 _hooks_before, _hooks_after = attrgetter("_forward_pre_hooks"), attrgetter("_forward_hooks")
 

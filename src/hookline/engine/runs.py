@@ -36,6 +36,7 @@ from hookline.engine.schedule import Schedule, active
 from hookline.engine.snapshots import stop_sharing
 from hookline.engine.split_values import processes
 from hookline.engine.taps import Tap, has_foreign_hooks, lock
+from hookline.engine.untraced import leave_compiled_code, untraced
 from hookline.errors import HookError, HooklineError
 
 attached_modules: WeakKeyDictionary[nn.Module, Callable[[], Mapping[str, nn.Module] | None]] = WeakKeyDictionary()
@@ -94,7 +95,9 @@ class Run(Schedule, UndoBlock):
         self._settling = [each for each in actions if type(each).settle is not Action.settle]
         self._reported = actions
 
+    @untraced
     def __enter__(self) -> Self:
+        leave_compiled_code()
         if self.is_open:
             raise HooklineError("this context is open already: make another one with hooks(…)")
         if self.errors:  # of an earlier use, whose caller may hold the list

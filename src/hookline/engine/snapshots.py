@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine.calls import running
-from hookline.engine.compiling import references_of
 from hookline.engine.outside import passes_here
 
 # torch's copy-on-write clone shares memory until either side is written to, in Python or in a kernel; the writer then
@@ -44,18 +43,17 @@ _data_address = torch._C._data_address  # type: ignore[attr-defined]
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 """The current stream of a GPU: 0 is the default one."""
 _STRIDED = torch.strided
-_one = torch.empty(0)
-_ONE_TENSOR: int = _use_count(_one.untyped_storage()._cdata)
-"""The references to memory that only one tensor has, and no view of it."""
 
 
-def _references_of_one() -> int:
-    storage = _one.untyped_storage()
-    return getrefcount(storage)
+def _owners(x: Tensor) -> tuple[int, int]:
+    """The references to the object of the memory of `x`, beyond those of any local variable, and to the memory."""
+    storage, alone = x.untyped_storage(), object()
+    return getrefcount(storage) - getrefcount(alone), _use_count(storage._cdata)
 
 
-_ONE_OBJECT = references_of(_references_of_one)
-"""The references to the object of a storage that only the function that asked for it has."""
+_ONE_OWNER = _owners(torch.empty(0))
+"""The owners of memory that only one tensor has, and no view of it."""
+_ONE_TENSOR = _ONE_OWNER[1]
 
 
 def stop_sharing() -> None:
@@ -124,10 +122,10 @@ def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
     return (is_nested or given.shape == kept.shape) and has_same_bits(given, kept)
 
 
-def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, references: int = 0) -> Tensor | None:
+def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is_new: bool = False) -> Tensor | None:
     """Return a snapshot that shares memory; None if that is not safe.
 
-    `references` is how many references to `x` there are here if the caller and those that called it have the only ones.
+    `is_new` states that the module that returned `x` has left no reference to it anywhere.
     """
     is_plain = (  # as `_is_plain`, which would cost a call at each event; a parameter is held by others
         type(x) is Tensor
@@ -143,7 +141,7 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, re
     if x.is_cuda and _current_stream(x.get_device()):  # type: ignore[misc]
         return None
     storage = x.untyped_storage()
-    is_new = getrefcount(x) <= references and _use_count(storage._cdata) == _ONE_TENSOR  # nobody else has it
+    is_new = is_new and _use_count(storage._cdata) == _ONE_TENSOR  # and no view of it
     if is_new or _is_cow(x):  # it is shared already, so that it may be, and not for the first time in two threads
         try:
             return torch._lazy_clone(x)
@@ -219,9 +217,10 @@ def has_own_memory(x: Tensor) -> bool:
     """Whether nobody else has the memory of `x`: no view, no storage object, no other process."""
     if not _is_plain(x) or (not x.is_contiguous() and has_overlaps(x)):
         return False
-    storage = x.untyped_storage()  # the same object as one that somebody kept
-    is_alone = getrefcount(storage) <= _ONE_OBJECT and _use_count(storage._cdata) == _ONE_TENSOR
-    return is_alone and storage.resizable() and not (x.is_cpu and storage.is_shared())
+    storage = x.untyped_storage()
+    is_owned = storage.resizable() and not (x.is_cpu and storage.is_shared())
+    del storage  # the same object as one that somebody kept
+    return is_owned and _owners(x) == _ONE_OWNER
 
 
 def inside_transform(x: Tensor) -> Tensor | None:

@@ -195,7 +195,7 @@ class ObjectEdit(Edit):
             )
         return self._with_fitted(result, x, paths)
 
-    def fitted_loan(self, given: Any, x: Any) -> Any:
+    def fitted_loan(self, given: Any, x: Any, *, is_kept: bool) -> Any:  # noqa: ARG002
         """What the hook wrote to, with a snapshot of each tensor."""
         return self.fitted_result(given, x, given)
 

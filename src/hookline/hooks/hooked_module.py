@@ -14,11 +14,13 @@ from hookline.engine.names import Points
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
 from hookline.engine.split_values import check_not_sharded
+from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError, how_many
 from hookline.hooks.attention_check import AttentionReport, check_attention
 from hookline.hooks.registry import Registry
 
 
+@verbs
 class HookedModule(Hooked, Delegate):
     """Any nn.Module, wrapped but not changed: attributes that the wrapper does not define are the module's.
 

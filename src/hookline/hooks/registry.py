@@ -14,6 +14,7 @@ from hookline.engine.callbacks import HookFunction, HookObject, refuse_class
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.names import Filter, is_called
 from hookline.engine.points import HookPoint, hook_action
+from hookline.engine.untraced import verbs
 from hookline.errors import HookError, HooklineError, InvalidHookError
 from hookline.hooks.hook import Hook, HookType, hook_type_of
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked
 
 
+@verbs
 class Registry:
     """The hooks registered on a model, each with an id.
 

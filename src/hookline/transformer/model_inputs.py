@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookline.engine.lineage import Lineage
 from hookline.engine.signatures import parameters_of
+from hookline.engine.untraced import outside_compiler
 from hookline.errors import HooklineError, warn
 from hookline.text.ragged import warn_of_ragged
 from hookline.text.token_methods import TokenHelpers
@@ -61,6 +62,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
 
         def _remember(self, inputs: Mapping[str, Any]) -> None: ...
 
+    @outside_compiler
     def _prepared(
         self,
         input: Any,

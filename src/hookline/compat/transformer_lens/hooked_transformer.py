@@ -27,10 +27,10 @@ from hookline.compat.transformer_lens.tokens import (
     prepared,
 )
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss
-from hookline.engine.compiling import untraced
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
 from hookline.engine.signatures import parameters_of
+from hookline.engine.untraced import outside_compiler
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.text.loss import lm_loss
@@ -166,7 +166,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         elif prepend_bos:
             raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
         if start_at_layer is None and isinstance(given, Tensor):
-            given, attention_mask, positions = untraced(self._masked)(given, attention_mask, padding_side)
+            given, attention_mask, positions = self._masked(given, attention_mask, padding_side)
             kwargs = positions | kwargs
         elif past_kv_cache is not None and (start_at_layer is None or not past_kv_cache.frozen):
             raise HooklineError(_NOT_FROZEN)
@@ -228,6 +228,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             mask = past_kv_cache.append_attention_mask(mask)
         return stream, ids, kept[0] if kept else None, mask
 
+    @outside_compiler
     def _masked(
         self, ids: Tensor, mask: Tensor | None, side: Side | None
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:

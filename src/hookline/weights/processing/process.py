@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -19,6 +19,7 @@ from hookline.engine.blocks import UndoBlock, surely
 from hookline.engine.modes import GradMode
 from hookline.engine.split_values import check_not_sharded
 from hookline.engine.taps import lock
+from hookline.engine.untraced import untraced, verbs
 from hookline.errors import HooklineError
 from hookline.transformer.verify.probe import outcome
 from hookline.weights.processing.centering import center_unembed, center_writers
@@ -69,6 +70,7 @@ def processing_of(root: nn.Module) -> Processing | None:
     return _in_force[root][0] if _in_force and root in _in_force else None
 
 
+@verbs
 class WeightProcessing:
     """Reversible processing of a language model's weights. A mixin: it needs the model's points and example tokens."""
 
@@ -197,6 +199,7 @@ class ProcessedWeights(UndoBlock):
         """Whether the block processes the weights of this model."""
         return self._root() is root
 
+    @untraced
     def __enter__(self) -> Processing:
         """Process the weights, and return what was done."""
-        return self.begin()
+        return cast("Processing", super().__enter__())
