@@ -77,7 +77,7 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 
 def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> str | None:
-    module = None  # that the last instruction looked up
+    module: ModuleType | None = None  # that the last instruction looked up
     for line in dis.get_instructions(code):
         name, holder, module = line.argval, module, None
         if line.opname in _STORES or (line.opname == "STORE_DEREF" and name in function.__code__.co_freevars):
@@ -91,10 +91,11 @@ def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> 
                 return f"{name} is random"
             if name in _STATISTICS:
                 return f"{name} may write to running statistics"
-            value = getattr(holder, name, None) if isinstance(holder, ModuleType) else None
+            value: Any = None if holder is None else getattr(holder, name, None)
             if isinstance(value, ModuleType):
                 module = value
             elif isinstance(value, Tensor | list | dict | set) or (isinstance(value, type) and _may_hold(value)):
+                assert holder is not None
                 return f"'{holder.__name__}.{name}' is {a_type(value)}, which may hold state"
         if line.opname in _GLOBAL:
             if name not in function.__globals__:

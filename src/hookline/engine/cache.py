@@ -21,6 +21,7 @@ from hookline.engine.deferred import mapped, memory_of, read_once, some_of, with
 from hookline.engine.grouping import grouped
 from hookline.engine.snapshots import address, separated
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
+from hookline.engine.untraced import outside_compiler
 from hookline.errors import (
     HooklineError,
     HooklineWarning,
@@ -73,6 +74,7 @@ class ActivationCache(Mapping[str, Tensor]):
     def __getitem__(self, name: Any) -> Tensor:
         return self._read(self._key(name))
 
+    @outside_compiler
     def _read(self, key: str) -> Tensor:
         """The activation with this name in this cache. It belongs to the reader, who may write to one row of it."""
         x = self._tensors[key]
