@@ -264,3 +264,22 @@ def test_an_edit_takes_effect_if_its_module_is_ignored_indirectly(x, way, grad) 
     if grad:
         found = torch.autograd.grad(out.square().sum(), module.fc.weight)[0]
         assert torch.allclose(found, torch.autograd.grad(expected.square().sum(), module.fc.weight)[0])
+
+
+class Gate(nn.Module):
+    """Works in place on a view whose rows are not side by side in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act = nn.Linear(4, 8), nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.up(x).chunk(2, -1)
+        return self.act(value) * gate
+
+
+@pytest.mark.parametrize("point", ["act", "act.input", "up"])
+def test_reading_a_view_that_is_written_to_changes_no_bit(point) -> None:
+    net, x = hookline.hook(Gate()), torch.randn(2, 4, 4, 4)
+    with torch.no_grad():
+        assert torch.equal(net.run_with_hooks(x, fwd_hooks=[(point, lambda value: None)]), net.module(x))

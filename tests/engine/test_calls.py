@@ -3,7 +3,7 @@
 import pytest
 import torch
 from networks import Lazy, Twice, fill, zero
-from torch import nn
+from torch import Tensor, nn
 
 import hookline
 from hookline import NeverFiredWarning
@@ -204,3 +204,38 @@ def test_a_hook_added_by_a_running_hook_is_not_reported(net, x) -> None:
     net.add_hook("fc2", lambda h: net.add_hook("fc1", zero) and None)
     net(x)
     net.reset_hooks()
+
+
+class Gaps(nn.Module):
+    """Calls a cell four times: the second call returns no tensor, and the third is not in the graph."""
+
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor, *, is_empty: bool = False) -> Tensor | None:
+            return None if is_empty else self.fc(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = self.Cell()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, _, third = self.cell(x), self.cell(x, is_empty=True), self.cell(x * 2).detach()
+        return (first + third + self.cell(x * 3) * 5).sum()
+
+
+@pytest.mark.parametrize("names", [None, ["cell", "cell.fc"]])
+def test_the_number_of_a_call_counts_those_without_a_tensor_or_a_gradient(names) -> None:
+    net, x = hookline.hook(Gaps()), torch.randn(2, 3)
+    expected = {call: net.run_with_cache(x, names_filter=f"cell#{call}")[1][f"cell#{call}"] for call in (0, 2, 3)}
+    if names is None:  # by name, a point without a tensor is an error
+        _, cache = net.run_with_cache(x)
+        assert [name for name in cache if name.startswith("cell#")] == ["cell#0", "cell#2", "cell#3"]
+        assert all(torch.equal(cache[f"cell#{call}"], value) for call, value in expected.items())
+    _, cache = net.run_with_cache(x, names_filter=None if names is None else "cell.fc", incl_bwd=True)
+    gradients = {
+        name: cache[name].unique().tolist() for name in cache if name.startswith("cell.fc#") and "grad" in name
+    }
+    assert gradients == {"cell.fc#0_grad": [1.0], "cell.fc#2_grad": [5.0]}

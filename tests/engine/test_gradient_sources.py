@@ -172,3 +172,24 @@ def test_a_backward_hook_that_only_reads_changes_no_bit_of_the_gradients() -> No
         with hooked.hooks(bwd_hooks=[(point, lambda grad: None)]):
             loss(hooked(x)).backward()
         assert all(map(torch.equal, gradients(net), plain)), point
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_at_dropout_in_place_in_eval_mode(frozen) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(inplace=True), nn.Linear(4, 4)).eval().requires_grad_(not frozen)
+    _, cache = hookline.hook(net).run_with_cache(torch.randn(3, 4), incl_bwd=True, loss_fn=loss)
+    assert all(torch.equal(cache[f"{point}_grad"], cache["2.input_grad"]) for point in ("0", "1.input", "1"))
+
+
+def test_gradients_of_sparse_activations() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.same, self.head = nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.same(self.fc(x).to_sparse()).to_dense())
+
+    _, cache = hookline.hook(Sparse()).run_with_cache(torch.randn(3, 4), incl_bwd=True, loss_fn=loss)
+    for point in ("same.input", "same"):
+        assert torch.allclose(cache[f"{point}_grad"].to_dense(), cache["head.input_grad"])

@@ -194,9 +194,9 @@ def check_pure_gradients(seed: int) -> bool:
         return False
     _, cache = cached
     for name, tensors in seen.items():
-        wanted = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        keys = [f"{name}_grad"] if len(wanted) == 1 else [f"{name}#{call}_grad" for call in range(len(wanted))]
-        for key, gradient in zip(keys, wanted, strict=True):
+        keys = [f"{name}_grad"] if len(tensors) == 1 else [f"{name}#{call}_grad" for call in range(len(tensors))]
+        wanted = {key: tensor.grad for key, tensor in zip(keys, tensors, strict=True) if tensor.grad is not None}
+        for key, gradient in wanted.items():
             assert torch.allclose(cache[key], gradient, atol=1e-6), f"program {seed}: {key} is wrong"
     return True
 

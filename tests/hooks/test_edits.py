@@ -606,3 +606,11 @@ def test_tensors_that_are_not_finite(bad) -> None:
     for edit in (add, replace, mean, freeze):
         with pytest.raises(HooklineError, match="NaN or infinity in 1 of 3 values"):
             edit(vector)
+
+
+@pytest.mark.parametrize("edit", [project_out, reflect])
+def test_a_component_is_computed_in_float32_under_autocast(edit) -> None:
+    direction, x = torch.tensor([0.0, 0, 3, 0]), torch.randn(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = hookline.hook(nn.Identity()).run_with_hooks(x, fwd_hooks=[("output", edit(direction))])
+    assert torch.equal(out[:, 2], x[:, 2] * (0 if edit is project_out else -1))

@@ -109,7 +109,7 @@ class Slot:
                 new = torch.where(self.keep == 0, self.add, new * self.keep + self.add)
             if self.kind != "affine":
                 wide = new.to(self.unit.dtype)
-                new = torch.where(self.where, wide - (wide @ self.unit)[..., None] * self.unit, wide)
+                new = torch.where(self.where, wide - (wide * self.unit).sum(-1, keepdim=True) * self.unit, wide)
             new = new.to(x.dtype)
         gate = self._is_on().view(x.shape[0], -1, *[1] * (x.ndim - 2))
         return torch.where(gate, new, x)

@@ -306,6 +306,7 @@ class Record(PointAction):
             x = self._later(value) if self.can_wait else self._get(value)
         except NoTensorError as error:
             if self.recorder.skips_missing:
+                self.recorder.miss(self.point.name)
                 return value
             raise UnavailablePointError(f"nothing can be cached at {self.point.name!r}: {error}") from error
         self.fired = True

@@ -154,7 +154,7 @@ def give_back(value: Any) -> Any:
         while sent is not None:  # replaced several times, perhaps
             wrote = sent.is_written() and _write(sent.old, sent.new)
             if wrote or sent.is_copy:
-                value = _swapped(value, sent.new, _leading_to(sent.new, sent.old) if wrote else sent.old)
+                value = _swapped(value, sent.new, _leading_to(sent.new, sent.old))
                 callers.append(sent.old)
             sent = call_arguments.sent.pop(id(sent.old), None)
     if callers:
@@ -185,8 +185,8 @@ def _stays_without_graph(x: Tensor) -> bool:
 
 
 def _leading_to(new: Tensor, old: Tensor) -> Tensor:
-    """Return a tensor in the memory of `old`, which now has the value of `new`, with its gradient going to `new`."""
-    if new.requires_grad and torch.is_grad_enabled() and _stays_without_graph(old):
+    """Return a tensor in the memory of `old`, which has the value of `new`, with its gradient going to `new`."""
+    if new.requires_grad and torch.is_grad_enabled() and not old.requires_grad:
         leading: Tensor = Alias.apply(new, old)
         return leading
     return old

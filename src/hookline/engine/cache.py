@@ -108,6 +108,8 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def _why_missing(self, name: str) -> str:
         if calls := self._calls(name):
+            if len(calls) == 1:
+                return f"of the calls of its module, only one has {name!r}: ask for {calls[0]!r}"
             return (
                 f"{name!r} fired {len(calls)} times in this run: ask for {calls[0]!r} to {calls[-1]!r}, "
                 f"or for all of them with cache.calls({name!r})"

@@ -150,7 +150,7 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
             try:
                 x = value if is_first and type(value) is Tensor else lens.get(value)
             except NoTensorError:
-                return None if recorder.skips_missing else one_by_one(value)
+                return missed() if recorder.skips_missing else one_by_one(value)
             if is_one or not _C._is_any_autocast_enabled():  # what is computed under autocast is computed now
                 tensor, is_new = (x.detach(), False) if x.requires_grad else (x, is_new and x is value)
                 same = shared(tensor, is_for_reading=True, is_new=is_new)
@@ -172,6 +172,11 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
         if others:
             unintercepted(take_others, value) if stack.interceptors else take_others(value)
         return None
+
+    def missed() -> None:
+        for action in actions:
+            if isinstance(action, Record):
+                recorder.miss(action.point.name)
 
     def take_others(value: Any) -> None:
         for action in others:

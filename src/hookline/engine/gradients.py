@@ -96,11 +96,11 @@ class _GradientStep:
     def _shares_memory(self, x: Tensor) -> bool:
         """Whether the model's own code may rely on `x` being in the same memory as what is sent on."""
         first = self.first
-        if first.is_derived:
-            return False
+        if first.is_derived or not (x.layout is torch.strided or x.is_nested):
+            return False  # torch makes no views of sparse tensors
         if first.tap.kind is Kind.INPUT:
-            # What a module writes in place has no gradient of its own; see `aliases.py` for how the caller gets it.
-            return not first.is_inplace or is_from_outside(x)
+            # What a module writes in place must have a graph for the caller too, who has none otherwise.
+            return not first.is_inplace or x.requires_grad or is_from_outside(x)
         return is_passed_through(x) or is_from_outside(x)
 
     def _is_read_in_place(self, x: Tensor) -> bool:

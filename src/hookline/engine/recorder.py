@@ -63,9 +63,12 @@ class Recorder:
         self.places: dict[Any, int] = {}
         """For captures: where the snapshots of sites are in `saved`."""
         self.saved: list[Tensor | None] = []
-        self._watched: list[tuple[HookPoint, GradientSource]] = []
+        self._calls: dict[str, int] = {}
+        """How many calls of each point were kept or missed, where gradients are kept too."""
+        self._watched: list[tuple[HookPoint, int, GradientSource]] = []
         self._overflows: list[tuple[str, Tensor]] = []
         """Names of activations that are cast to a smaller range, and whether they overflow, read after the pass."""
+        self._has_gaps = False
 
     def stash(self, module: nn.Module) -> None:
         """Leave what captures saved where other actions look for it; those of a module save its sites from now on."""
@@ -89,10 +92,17 @@ class Recorder:
         if self.is_padded:
             self._note_padding(point, kept)
         self.log.append((point.name, kept))
+        self._calls[point.name] = self._calls.get(point.name, 0) + 1
         if self._awaited:
             self._awaited.discard(point.name)
             if not self._awaited:
                 raise StopForward
+
+    def miss(self, name: str) -> None:
+        """Note a call without a tensor at a point: the numbers of later calls count it."""
+        self.log.append((name, None))
+        self._calls[name] = self._calls.get(name, 0) + 1
+        self._has_gaps = True
 
     @property
     def stops(self) -> bool:
@@ -117,17 +127,17 @@ class Recorder:
 
     def watch(self, point: HookPoint, source: GradientSource) -> None:
         """Remember where the gradient at a point is to be found."""
-        self._watched.append((point, source))
+        self._watched.append((point, self._calls.get(point.name, 0), source))
 
     def backward(self, loss: Tensor) -> dict[str, Tensor]:
         """Return the gradients of `loss` at the watched points. Parameters' `.grad` are not touched."""
         watched, self._watched = self._watched, []
         if not watched:
             raise HooklineError("incl_bwd=True, but none of the selected points has a gradient")
-        for point in [point for point, source in watched if source.is_lost()]:
+        for point in [point for point, _, source in watched if source.is_lost()]:
             warnings.warn(f"no gradient is cached at {point.name!r}: {OVERWRITTEN}", NeverFiredWarning, stacklevel=2)
-        watched = [(point, source) for point, source in watched if not source.is_lost()]
-        edges: Any = [source.compute_for() for _, source in watched]
+        watched = [(point, call, source) for point, call, source in watched if not source.is_lost()]
+        edges: Any = [source.compute_for() for _, _, source in watched]
         try:
             computed = torch.autograd.grad(loss, edges, allow_unused=True) if edges else ()
         except RuntimeError as error:
@@ -137,10 +147,10 @@ class Recorder:
                 "incl_bwd=True needs the gradient of a tensor that the model overwrites in place after using it, so "
                 "torch cannot compute it: select other points with names_filter"
             ) from error
-        gradients: dict[str, list[Tensor]] = {}
-        for (point, source), value in zip(watched, computed, strict=True):
+        gradients: dict[str, list[Tensor | None]] = {name: [None] * calls for name, calls in self._calls.items()}
+        for (point, call, source), value in zip(watched, computed, strict=True):
             if (gradient := source.gradient(value)) is not None:
-                gradients.setdefault(point.name, []).append(self._kept(point, gradient.detach()))
+                gradients[point.name][call] = self._kept(point, gradient.detach())
         self._check_range()
         named = {f"{name}_grad": gradient for name, gradient in _numbered(gradients).items()}
         _check_apart(named, self.by_point())
@@ -152,8 +162,9 @@ class Recorder:
             self._check_range()
         log = self.log
         if not self.defers:
-            found: dict[str, Tensor] = dict(log)
-            return found if len(found) == len(log) else _numbered(_by_name(log))
+            tensors: dict[str, Tensor] = dict(log)
+            is_simple = len(tensors) == len(log) and not self._has_gaps
+            return tensors if is_simple else _numbered(_by_name(log))
         if len(set(map(itemgetter(0), log))) == len(log):  # every name once
             return Activations(lambda: _numbered(_by_name(log)))
         return Activations(_numbered(_by_name(log)))
@@ -161,13 +172,15 @@ class Recorder:
     def clear(self) -> None:
         """Release the tensors: a run and its actions refer to each other, and wait for the garbage collector."""
         self.log, self._watched, self._overflows = [], [], []
+        self._calls, self._has_gaps = {}, False
         self.saved[:] = [None] * len(self.saved)
         self.forward_pass, self.is_padded = None, False
 
     def by_point(self) -> dict[str, list[Tensor]]:
-        """Return the kept activations of each point, one tensor per call."""
+        """Return the kept activations of each point, one tensor per call that has one."""
         self._check_range()
-        return _by_name(self.log)
+        by_call = _by_name(self.log)
+        return {name: tensors for name, calls in by_call.items() if (tensors := [x for x in calls if x is not None])}
 
     def _kept(self, point: HookPoint, x: Tensor) -> Tensor:
         if self.positions is not None and (self._picks_patches or point.stream != "image"):
@@ -231,23 +244,24 @@ def _note_padding(x: Tensor, span: Any, axes: str) -> None:
 
 
 def _by_name(log: list[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for name, *kept in log:
-        if type(name) is str:
-            found.setdefault(name, []).extend(kept)
+    values: dict[str, list[Any]] = {}
+    for entry, *kept in log:
+        if type(entry) is str:
+            values.setdefault(entry, []).extend(kept)
         else:
-            for each, x in name(*kept):
-                found.setdefault(each, []).append(x)
-    return found
+            for name, x in entry(*kept):
+                values.setdefault(name, []).append(x)
+    return values
 
 
 def _numbered(values: dict[str, list[Any]]) -> dict[str, Any]:
-    """Give each tensor a name: `fc`, or `fc#0`, `fc#1`, … if a module ran several times."""
-    if all(len(tensors) == 1 for tensors in values.values()):
-        return {name: tensors[0] for name, tensors in values.items()}
+    """Give each tensor a name: `fc`, or `fc#0`, `fc#1`, … if a module ran several times; None is a call without one."""
+    if all(len(calls) == 1 for calls in values.values()):
+        return {name: calls[0] for name, calls in values.items() if calls[0] is not None}
     names: dict[str, Any] = {}
-    for name, tensors in values.items():
-        new = {name: tensors[0]} if len(tensors) == 1 else {f"{name}#{call}": x for call, x in enumerate(tensors)}
+    for name, calls in values.items():
+        numbered = {name: calls[0]} if len(calls) == 1 else {f"{name}#{call}": x for call, x in enumerate(calls)}
+        new = {key: x for key, x in numbered.items() if x is not None}
         _check_apart(new, names)
         names |= new
     return names

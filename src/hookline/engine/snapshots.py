@@ -76,11 +76,19 @@ def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) 
     know how a bare pointer is used. `is_ours` states that nobody else can have a pointer to `x`.
     """
     if not (is_for_reading or is_ours) and _is_better_copied(x):
-        return x.clone()
+        return _clone(x)
     same = shared(x, is_for_reading=is_for_reading, is_ours=is_ours)
     if same is not None:
         return same
-    return _copied(x) if is_for_reading and type(x) is Tensor and _is_plain(x) else x.clone()
+    return _copied(x) if is_for_reading and type(x) is Tensor and _is_plain(x) else _clone(x)
+
+
+def _clone(x: Tensor) -> Tensor:
+    """Copy `x` with its strides: kernels compute, and round, contiguous memory in other ways than a view with gaps."""
+    copy = x.clone()
+    if copy.is_contiguous() == x.is_contiguous() or not _is_plain(x) or has_overlaps(x):
+        return copy
+    return x.new_empty_strided(x.shape, x.stride()).copy_(x)
 
 
 def _is_better_copied(x: Tensor) -> bool:
@@ -104,7 +112,7 @@ def lend(x: Tensor) -> Loan:
     given = None if _is_better_copied(x) else shared(x)
     if given is not None:
         return given, x
-    copy = x.clone()
+    copy = _clone(x)
     given = _lazy_clone(copy)  # as `shared`: nobody else has the copy
     return (copy, None) if given is None else (given, copy)
 

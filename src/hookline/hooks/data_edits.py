@@ -341,7 +341,8 @@ class _Along(DataEdit):
         unit = unit / unit.abs().max()  # so that no square overflows or vanishes
         unit = (unit / unit.norm()).to(wide)
         upcast = x.to(wide)
-        return (upcast - self.times * (upcast @ unit)[..., None] * unit).to(x.dtype)
+        component = (upcast * unit).sum(-1, keepdim=True)  # a product of matrices would be in bfloat16 under autocast
+        return (upcast - self.times * component * unit).to(x.dtype)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
