@@ -8,10 +8,12 @@ SEED ?= 3
 # A test that takes 20 minutes hangs: its worker prints where, and ends.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --randomly-seed=$(SEED) --randomly-dont-reset-seed \
 	-o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
+# The tests of the interfaces of other libraries, which `make test` leaves to `make test-compat`.
+COMPAT := tests/compat tests/migrate
 export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE   # pytest keeps the tests as it compiles them: seconds in each worker
 
-.PHONY: demo test test-all quick-tests lint docs site notebooks bench matrix changelog dist train-check clean
+.PHONY: demo test test-compat test-all quick-tests lint docs site notebooks bench matrix changelog dist train-check clean
 
 demo: $(READY)
 	$(BIN)/hookline demo
@@ -21,7 +23,10 @@ test: $(READY)
 	$(MAKE) --no-print-directory -j 2 lint quick-tests
 
 quick-tests: $(READY)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" $(COMPAT:%=--ignore=%)
+
+test-compat: $(READY)
+	$(PYTEST) -m "not slow" $(COMPAT)
 
 test-all: $(READY) $(VENV)/.real $(VENV)/.site lint
 	$(PYTEST)

@@ -240,6 +240,19 @@ def test_help_and_completion_import_neither_torch_nor_transformers() -> None:
         assert found.stdout.strip() == "[]", words
 
 
+def test_the_model_that_ships_with_the_package_needs_no_network(monkeypatch) -> None:
+    def refuse(*args, **options):
+        raise AssertionError("network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert hookline.load("tinyworld").generate("Mary", max_new_tokens=1)
+    with pytest.raises(AssertionError, match="network"):
+        socket.create_connection(("127.0.0.1", 9))
+
+
+@pytest.mark.slow  # importing everything in a process of its own; the test above loads a model in this one
 def test_nothing_at_import_touches_the_network() -> None:
     check = "import socket\ndef refuse(*a, **k): raise AssertionError('network')\n"
     check += "socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse\n"
@@ -251,6 +264,7 @@ def test_nothing_at_import_touches_the_network() -> None:
     assert socket.socket.connect.__name__ == "connect", "the check is in the other process only"
 
 
+@pytest.mark.quick_for("bash")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell) -> None:
     def completed(words: str) -> str:

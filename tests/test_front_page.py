@@ -8,7 +8,10 @@ from test_release import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
 FIRST_SCREEN = 40
-FOLDERS = (".github", "docs", "examples", "notebooks", "packages", "src", "tools", "training", "benchmarks", "changelog.d")
+FOLDERS = (
+    *(".github", "docs", "examples", "notebooks", "packages", "src", "tools", "training"),
+    *("benchmarks", "changelog.d"),
+)
 KINDS = (".cff", ".cfg", ".html", ".ipynb", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yml")
 NO_ADDRESS = re.compile(
     r"\bOWNER/|colab\.research\.google\.com|(github\.com|githubusercontent\.com|gitlab\.com)/[^/\s\"')]+/hookline\b"
@@ -43,3 +46,17 @@ def test_no_link_has_a_placeholder_or_an_address_that_does_not_exist() -> None:
     assert {name: links for name, links in found.items() if links} == {}
     for link in ("https://github.com/OWNER/hookline/blob/main", "https://github.com/someone/hookline"):
         assert NO_ADDRESS.search(link)
+
+
+def test_what_make_test_leaves_out_is_run_by_make_test_compat() -> None:
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (folders,) = re.findall(r"^COMPAT := (.*)$", targets, re.MULTILINE)
+    assert all((ROOT / folder).is_dir() for folder in folders.split())
+    assert re.search(r"^quick-tests:.*\n\t.*--ignore=%\)$", targets, re.MULTILINE)
+    assert re.search(r"^test-compat:.*\n\t\$\(PYTEST\).* \$\(COMPAT\)$", targets, re.MULTILINE)
+    assert re.search(r"^test-all:.*\n\t\$\(PYTEST\)$", targets, re.MULTILINE), "all tests, those of COMPAT too"
+    for path in (".ci/run", ".github/workflows/ci.yml"):
+        commands = re.findall(
+            r"^(?:\s*- run: )?(make test\S*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE
+        )
+        assert commands[:2] == ["make test", "make test-compat"], path

@@ -519,6 +519,7 @@ def test_the_first_padded_pass_is_proved_too(monkeypatch) -> None:
             assert torch.equal(model(ids[:, :19]), expected[1])
 
 
+@pytest.mark.quick_for("deepseek_v32")
 @pytest.mark.parametrize("kind", ["deepseek_v32", "minimax_m3_vl_text"])
 def test_models_that_choose_keys_have_a_graph_for_each_length(kind) -> None:
     torch._dynamo.reset()

@@ -49,8 +49,8 @@ def pair(rows: int, length: int = 8, same: int = 3) -> tuple[torch.Tensor, torch
 KINDS = [
     {},
     {"points": "z", "over": ("layer", "head")},
-    {"points": "resid_mid", "over": ("layer", "pos")},
-    {"points": ["mlp_out", "attn_out"], "over": ("layer",)},
+    pytest.param({"points": "resid_mid", "over": ("layer", "pos")}, marks=pytest.mark.slow),
+    pytest.param({"points": ["mlp_out", "attn_out"], "over": ("layer",)}, marks=pytest.mark.slow),
 ]
 
 

@@ -107,6 +107,7 @@ def zero_last(h):
 
 
 @torch.no_grad()
+@pytest.mark.quick_for("zero_last")
 @pytest.mark.parametrize("function", [zero_last, lambda h: h - h.mean(1, keepdim=True), lambda h: h / h.norm()])
 def test_a_function_does_not_see_padding(model, function) -> None:
     hooks = [("blocks.0.hook_resid_post", function)]

@@ -253,6 +253,7 @@ def test_steer_generation() -> None:
     assert ends == {"France": ["Paris", "Berlin"], "Italy": ["Rome", "Tokyo"], "Spain": ["Madrid", "Cairo"]}
 
 
+@pytest.mark.slow  # tests/sae trains on directions that are known, tests/experiments/test_steering.py steers
 def test_harvest_train_name_steer() -> None:
     story = run("harvest_train_name_steer")
     assert story.training.last.explained_variance > 0.95

@@ -128,6 +128,7 @@ assert torch.allclose(compiled(x), bare)
 """
 
 
+@pytest.mark.slow  # importing the compiler takes most of it; the tests around it do the same after its import
 def test_the_compiler_arrives_while_hooks_are_attached() -> None:
     """In a fresh process the compiler is imported by the first `torch.compile`, here inside a context."""
     subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=120)
