@@ -35,8 +35,13 @@ def pytest_configure(config) -> None:
     devices.use(config.getoption("--device"))
 
 
+_THREADS_MAY_NOT_FAIL = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+"""Also in tests that ignore warnings of users, of which this is one."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow ones
-def pytest_collection_modifyitems(items) -> None:
+def pytest_collection_modifyitems(session, items) -> None:
+    session.add_marker(_THREADS_MAY_NOT_FAIL)  # of the markers, the outermost is applied last
     for item in items:
         for mark in item.iter_markers("quick_for"):
             if not {*mark.args} & _ids(item):

@@ -1,4 +1,6 @@
-"""The mark `quick_for`: a word that no variant of a test has is an error, not a test that never runs."""
+"""What the conftest adds: the mark `quick_for`, and an error for a thread that fails, even if warnings are ignored."""
+
+import warnings
 
 import pytest
 
@@ -20,3 +22,10 @@ def test_a_word_that_no_variant_has(word, request) -> None:
     request.node.add_marker(pytest.mark.quick_for("two"))
     with pytest.raises(pytest.Collector.CollectError, match=r"no variant has two"):
         collected(request.node)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_thread_that_fails_is_no_warning_to_ignore() -> None:
+    warnings.warn("of a user", UserWarning, stacklevel=1)
+    with pytest.raises(pytest.PytestUnhandledThreadExceptionWarning):
+        warnings.warn("of a thread", pytest.PytestUnhandledThreadExceptionWarning, stacklevel=1)

@@ -257,6 +257,11 @@ def test_return_types(model) -> None:
     assert model(TEXT, return_type=None) is None
     assert torch.equal(model.forward(TEXT), logits)
     torch.testing.assert_close(model.loss_fn(logits, model.to_tokens(TEXT)), loss)
+    output = model(TEXT, return_type="output", output_hidden_states=True)
+    assert len(output.hidden_states) == model.cfg.n_layers + 1
+    assert torch.equal(output.logits, model(TEXT))
+    with pytest.raises(HooklineError, match="output_hidden_states=True"):
+        model(TEXT, output_hidden_states=True)
 
 
 def test_layers(model) -> None:

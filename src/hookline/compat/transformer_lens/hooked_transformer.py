@@ -142,7 +142,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
     def forward(
         self,
         input: str | Sequence[str] | Tensor | None = None,
-        return_type: Literal["logits", "loss", "both"] | None = "logits",
+        return_type: Literal["logits", "loss", "both", "output"] | None = "logits",
         loss_per_token: bool = False,
         prepend_bos: bool | None = USE_DEFAULT_VALUE,
         padding_side: Side | None = USE_DEFAULT_VALUE,
