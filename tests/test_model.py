@@ -258,6 +258,16 @@ def test_stopping_early(model) -> None:
         model("the cat", stop_at_layer=9)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_run_up_to_the_end_of_a_layer_caches_what_leaves_it(model, grad) -> None:
+    with torch.set_grad_enabled(grad):
+        stream, cache = model.run_with_cache("the cat sat", stop_at_layer=4)
+        assert torch.equal(cache["resid_post", 3], stream)
+        assert "ln_final.hook_normalized" not in cache
+        stream, cache = model.run_with_cache("the cat sat", stop_at_layer=2, names_filter="blocks.*.hook_resid_post")
+        assert torch.equal(cache["resid_post", 1], stream)
+
+
 def test_starting_late(model) -> None:
     """The layers before that one are not run at all, nor is anybody's hook on them."""
     ran = []

@@ -126,7 +126,10 @@ def changes(model):
             2: lambda: setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: x * 3),
             6: lambda: setattr(modeling_llama.LlamaMLP, "forward", MLP),
         },
-        "stance": {3: lambda: torch.compiler.set_stance("force_eager"), 6: lambda: torch.compiler.set_stance("default")},
+        "stance": {
+            3: lambda: torch.compiler.set_stance("force_eager"),
+            6: lambda: torch.compiler.set_stance("default"),
+        },
         "training": {3: lambda: layer.train(), 6: lambda: layer.eval()},
     }
 

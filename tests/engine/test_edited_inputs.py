@@ -189,3 +189,21 @@ def test_parameters_and_buffers_are_not_written_to(edit, mode) -> None:
             for _ in range(2):
                 net.run_with_hooks(x, fwd_hooks=[(point, EDITS[edit])])
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+class WritesToItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.same(x)
+        x.add_(0.25)
+        return x * 1
+
+
+@pytest.mark.parametrize("points", [["input"], ["input", "same.input"]])
+def test_what_the_model_writes_after_an_edit_inside_it_reaches_its_caller(points, mode) -> None:
+    x = torch.zeros(2)
+    hookline.hook(WritesToItsInput()).run_with_hooks(x, fwd_hooks=[(point, lambda x: x * 0.5 + 1) for point in points])
+    assert x.eq(1.25).all()

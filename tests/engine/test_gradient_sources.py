@@ -193,3 +193,25 @@ def test_gradients_of_sparse_activations() -> None:
     _, cache = hookline.hook(Sparse()).run_with_cache(torch.randn(3, 4), incl_bwd=True, loss_fn=loss)
     for point in ("same.input", "same"):
         assert torch.allclose(cache[f"{point}_grad"].to_dense(), cache["head.input_grad"])
+
+
+def test_a_gradient_leaves_the_strides_of_an_axis_of_length_one() -> None:
+    class LastToFirst(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.permute(0, 3, 1, 2)
+
+    net = nn.Sequential(nn.LayerNorm(32), LastToFirst(), nn.Conv2d(32, 32, 3, padding=1, groups=32))
+    x, hooked = torch.randn(1, 3, 32, 32), hookline.hook(net)
+    for point in hooked.hook_dict:
+        assert torch.equal(hooked.run_with_hooks(x, bwd_hooks=[(point, lambda grad: None)]), net(x)), point
+
+
+def test_gradients_of_parts_of_one_output_are_those_after_every_hook() -> None:
+    """The hook at one part and the record of it are apart, with the record of another part between them."""
+    net = hookline.hook(nn.Sequential(nn.LSTM(4, 4), nn.Identity()))
+    net.module[1].forward = lambda outputs: outputs[0].sum() + outputs[1][0].sum() * 3
+    names, x = ["0[0]", "0[1][0]"], torch.randn(3, 2, 4)
+    for point in names:
+        _, plain = net.run_with_cache(x, names_filter=names, incl_bwd=True)
+        _, cache = net.run_with_cache(x, names_filter=names, incl_bwd=True, bwd_hooks=[(point, lambda grad: grad * 2)])
+        assert torch.equal(cache[f"{point}_grad"], plain[f"{point}_grad"] * 2)

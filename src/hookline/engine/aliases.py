@@ -151,12 +151,11 @@ def give_back(value: Any) -> Any:
     callers: list[Tensor] = []
     for argument in list(tensors_in(call_arguments.given)):
         sent: _Sent | None = call_arguments.sent.pop(id(argument), None)
-        while sent is not None:  # replaced several times, perhaps
+        if sent is not None:
             wrote = sent.is_written() and _write(sent.old, sent.new)
             if wrote or sent.is_copy:
                 value = _swapped(value, sent.new, _leading_to(sent.new, sent.old))
                 callers.append(sent.old)
-            sent = call_arguments.sent.pop(id(sent.old), None)
     if callers:
         call_arguments.given = (call_arguments.given, callers)
     return value

@@ -119,8 +119,9 @@ class SentTensor:
         if not x.requires_grad:
             mine = snapshot(x).detach().requires_grad_()
             return cls(mine, Alias.apply(mine, x))
-        mine = x.view_as(x)
-        sent = cls(mine, mine.view_as(mine))
+        view = Tensor.view_as if x.is_nested else _same
+        mine = view(x, x)
+        sent = cls(mine, view(mine, mine))
         if type(x) is Tensor and x.layout is torch.strided and not x.is_nested and inside_transform(x) is None:
             sent.writes, sent._base = WriteCount(x), _base_of(x)
             sent.out._hookline_writes = sent.writes  # type: ignore[attr-defined]
@@ -171,6 +172,12 @@ def _at_base(
         return changed
     part.copy_(changed)
     return whole
+
+
+def _same(x: Tensor, _like: Tensor) -> Tensor:
+    """A view with the strides of `x`: `view_as` makes other ones for axes of length 1, which choose other kernels."""
+    alias: Tensor = torch.ops.aten.alias.default(x)
+    return alias
 
 
 def _edge(x: Tensor) -> Tensor | GradientEdge:

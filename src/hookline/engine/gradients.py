@@ -42,12 +42,13 @@ class GradientTap(PointAction):
 
     def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:  # noqa: ARG002 (the same in a replay)
         """Share one step with the other gradient taps of the same tensor, so that they see it in order."""
-        last = steps[-1] if steps else None
-        mine = self.lens, self.point.only
-        if isinstance(last, _GradientStep) and (last.first.lens, last.first.point.only) == mine:
-            last.taps.append(self)
-        else:
-            steps.append(_GradientStep(self))
+        for step in reversed(steps):
+            if not isinstance(step, _GradientStep):
+                break
+            if step.is_for(self):
+                step.taps.append(self)
+                return
+        steps.append(_GradientStep(self))
 
     def attach(self, sent: SentTensor) -> None:
         """Ask for the gradient of what is sent on."""
@@ -63,6 +64,10 @@ class _GradientStep:
 
     def __init__(self, first: GradientTap) -> None:
         self.first, self.taps = first, [first]
+
+    def is_for(self, tap: GradientTap) -> bool:
+        """Whether a tap is for the same tensor."""
+        return (self.first.lens, self.first.point.only) == (tap.lens, tap.point.only)
 
     def __call__(self, value: Any) -> Any:
         first = self.first

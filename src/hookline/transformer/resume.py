@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.actions import Action, PointAction, Record
-from hookline.engine.order import Turn
-from hookline.engine.points import Site, hook_action
-from hookline.engine.recorder import Recorder, StopForward
+from hookline.engine.actions import Action, PointAction
+from hookline.engine.order import Phase, Turn
+from hookline.engine.points import Site
+from hookline.engine.recorder import StopForward
 from hookline.engine.runs import Run
 from hookline.engine.schedule import Way, active
 from hookline.engine.skipping import Skipping
+from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
 from hookline.text.image_tokens import image_token_id
 from hookline.transformer.anatomy import Anatomy
@@ -130,20 +131,24 @@ def stream_at(points: ModelPoints, layer: int, forward: Callable[[], Any]) -> Te
     n_layers = len(points.anatomy.blocks)
     if layer not in range(-n_layers, n_layers + 1):
         raise HooklineError(f"stop_at_layer={layer}, but the model has {n_layers} layers")
-    kept: list[Tensor] = []
-
-    def stop(resid: Tensor) -> None:
-        kept.append(resid)
-        raise StopForward
-
     name = f"{layer % n_layers}.hook_resid_pre" if layer < n_layers else f"{layer - 1}.hook_resid_post"
-    point = points.find(f"{points.anatomy.main.name}.{name}")
-    recorder = Recorder([point], stops=True)  # which can be in a graph, but drops gradients
-    stopping = hook_action(point, stop, "fwd") if torch.is_grad_enabled() else Record(point, recorder)
-    stopping.must_fire = False
-    with Run(points.root, [stopping], is_one_pass=True), suppress(StopForward):
+    stop = _Stop(points.find(f"{points.anatomy.main.name}.{name}"))
+    with Run(points.root, [stop], is_one_pass=True), suppress(StopForward):
         forward()
-    kept += recorder.by_point().get(point.name, [])
-    if not kept:
+    if stop.stream is None:
         raise HooklineError(f"stop_at_layer={layer} is before start_at_layer")
-    return kept[0]
+    return stop.stream
+
+
+class _Stop(PointAction):
+    """Keeps the stream with its graph, after all hooks and records at the point, and ends the pass."""
+
+    phase = Phase.RECORD
+    must_fire = False
+    only_reads = True
+    stream: Tensor | None = None
+
+    def __call__(self, value: Any) -> Any:
+        """Keep the stream."""
+        self.stream = snapshot(self.lens.get(value))
+        raise StopForward
