@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hookline.compat.transformer_lens.weight_views import following, replace
 from hookline.errors import HooklineError
 from hookline.transformer.norms import norm_of
 from hookline.weights.matrices import linear, weight_and_parameter, without_first
@@ -69,6 +70,27 @@ class Entry:
             self.own.copy_((value - self.offset) / self.factor)
         elif bool(value.any()):
             raise HooklineError(f"{name} is not zero, but this model has no such weight")
+
+    def snapshot(self, path: str) -> Tensor:
+        """The value for a state dict: it shares the memory of the weight until that gets another one."""
+        value = self.value.detach()
+        return following(value, self.parameter, path) if self.is_view and self.parameter is not None else value
+
+    def assign(self, model: nn.Module, path: str, value: Tensor) -> None:
+        """Put another weight in place of this one, which keeps its values for whoever has it."""
+        own, parameter = self.own, self.parameter
+        if not self.is_view or parameter is None or value.shape != own.shape:
+            self.write(path, value)
+        elif own is not parameter:
+            replace(parameter, own, value, path, is_same_weight=False)
+        else:
+            new = value
+            if type(value) is not nn.Parameter or (value.dtype, value.device) != (own.dtype, own.device):
+                new = nn.Parameter(torch.empty_like(own), requires_grad=own.requires_grad)
+                new.data.copy_(value.detach())
+            for module in model.modules():
+                for name in [name for name, each in module._parameters.items() if each is own]:
+                    module._parameters[name] = new  # type: ignore[assignment]
 
 
 def weights_of(model: HookedTransformer) -> dict[str, Entry]:

@@ -3,16 +3,23 @@
 model.blocks[0].attn.W_Q.grad                       # the part of the gradient of the module's own weight
 model.blocks[0].attn.W_Q.data = new                 # written into the model
 model.unembed.W_U.requires_grad = False
+
+In TransformerLens each weight has memory of its own: `W_Q.data = new` gives it another one, and what was taken from the
+old one (`W_Q.data`, `model.state_dict()`) keeps the old values, with which programs put weights back. Here a weight is
+a part of a parameter. So the parameter gets new memory as a whole (`replace`), and the views of its other parts follow.
 """
 
 from __future__ import annotations
 
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hookline.errors import HooklineError
+from hookline.weights.read_only import shares_memory
 
 
 class WeightView(Tensor):
@@ -26,19 +33,27 @@ class WeightView(Tensor):
     @property
     def data(self) -> Tensor:
         """The values, without gradients; assigned values are written into the model."""
-        return self.detach()
+        return following(self.detach(), self.parameter, self.path) if self._is_of_model else self.detach()
 
     @data.setter
     def data(self, value: Tensor) -> None:
         if value.shape != self.shape:
             raise HooklineError(f"{self.path} has shape {list(self.shape)}, not {list(value.shape)}")
-        self.detach().copy_(value.detach())
+        if self._is_of_model:
+            replace(self.parameter, self, value, self.path, is_same_weight=True)
+        else:  # as in TransformerLens, a weight that was replaced by another one is not in the model
+            Tensor.data.__set__(self, value.detach().clone())  # type: ignore[attr-defined]
+
+    @property
+    def _is_of_model(self) -> bool:
+        """Whether it is a view of the parameter; not if another weight was assigned in its place since."""
+        return shares_memory(self, self.parameter)
 
     @property
     def grad(self) -> Tensor | None:
         """The gradient of the parameter, in the layout of this view."""
         own = self.parameter.grad
-        if own is None:
+        if own is None or not self._is_of_model:
             return None
         if own.stride() != self.parameter.stride():
             own = torch.empty_like(self.parameter).copy_(own)
@@ -82,10 +97,43 @@ class WeightView(Tensor):
         return self.detach().clone().requires_grad_(self.requires_grad)
 
 
+_followers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""By parameter: views of it, with the path of the weight that each is, as long as somebody has them."""
+
+
 def weight_view(own: Tensor, parameter: Tensor, path: str) -> Tensor:
     """The view `own` of a parameter, with its gradient; the parameter itself, if the layout is the same."""
     if own is parameter:
         return own
     view = own.as_subclass(WeightView)
     view.parameter, view.path = parameter, path
+    return following(view, parameter, path)
+
+
+def following(view: Tensor, parameter: Tensor, path: str) -> Tensor:
+    """The view, which from now on follows the parameter when another weight in it gets new memory."""
+    _followers.setdefault(parameter, {}).setdefault(path, WeakValueDictionary())[id(view)] = view
     return view
+
+
+@torch.no_grad()
+def replace(parameter: Tensor, part: Tensor, value: Tensor, path: str, *, is_same_weight: bool) -> None:
+    """Give a parameter new memory, in which `value` is in place of `part`, the view of it that `path` names.
+
+    The views of that weight stay with the old memory, except those that are the weight itself: it is still the same one
+    after `W_Q.data = …`, and another one after `W_Q = …`.
+    """
+    whole = parameter.detach()
+    new = torch.empty_strided(whole.size(), whole.stride(), dtype=whole.dtype, device=whole.device).copy_(whole)
+    start = int(whole.storage_offset())
+
+    def in_new(view: Tensor) -> Tensor:
+        return new.as_strided(view.size(), view.stride(), int(view.storage_offset()) - start)
+
+    in_new(part).copy_(value.detach())
+    for name, views in _followers.get(parameter, {}).items():
+        for view in list(views.values()):
+            follows = name != path or (is_same_weight and isinstance(view, WeightView))
+            if follows and shares_memory(view, whole):
+                Tensor.data.__set__(view, in_new(view))  # type: ignore[attr-defined]
+    parameter.data = new

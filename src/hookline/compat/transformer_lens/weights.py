@@ -90,7 +90,7 @@ class LensWeights(LensMoves, LensModule):
             return found
         if args or kwargs:
             raise HooklineError("state_dict takes no arguments here: use model.module.state_dict(…)")
-        found = {name: entry.value.detach() for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
+        found = {name: entry.snapshot(name) for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
         found |= entries.redundant_buffers(found, self._device)
         return found | {name: each.detach() for name, each in self._other_state().items()}
 

@@ -76,7 +76,7 @@ class Part(Delegate):
             raise HooklineError(f"heads share {name}, and each group of them has one: assign _{name}, {shape}")
         if entry is None:
             raise HooklineError(f"{self._path}.{name} is not a weight of this model and cannot be assigned")
-        entry.write(f"{self._path}.{name}", value)
+        entry.assign(self._model.module, f"{self._path}.{name}", value)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
