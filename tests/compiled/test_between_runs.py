@@ -6,6 +6,7 @@ import pytest
 import torch
 from backends import Counting, needs_graphs
 from torch import nn
+from torch.compiler import set_stance
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
@@ -126,10 +127,7 @@ def changes(model):
             2: lambda: setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: x * 3),
             6: lambda: setattr(modeling_llama.LlamaMLP, "forward", MLP),
         },
-        "stance": {
-            3: lambda: torch.compiler.set_stance("force_eager"),
-            6: lambda: torch.compiler.set_stance("default"),
-        },
+        "stance": {3: lambda: set_stance("force_eager"), 6: lambda: set_stance("default")},
         "training": {3: lambda: layer.train(), 6: lambda: layer.eval()},
     }
 
@@ -172,12 +170,12 @@ def test_stances_of_the_compiler(stance, model, ids) -> None:
         expected = run()
         with model.compiled(backend=Counting()) as runs:
             for is_set in (True, False, True):
-                with torch.compiler.set_stance(stance if is_set else "default"), warnings.catch_warnings():
+                with set_stance(stance if is_set else "default"), warnings.catch_warnings():
                     warnings.simplefilter("ignore" if is_set else "error", HooklineWarning)
                     for _ in range(2):
                         for x, right in zip(run(), expected, strict=True):
                             torch.testing.assert_close(x, right)
             assert [*runs.reasons] == [f'torch.compiler.set_stance("{stance}") is on']
             assert runs.graphs == 2
-            with pytest.warns(HooklineWarning, match="force_backend"), torch.compiler.set_stance(force_backend="eager"):
+            with pytest.warns(HooklineWarning, match="force_backend"), set_stance(force_backend="eager"):
                 torch.testing.assert_close(run()[0], expected[0])

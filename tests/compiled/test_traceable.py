@@ -34,6 +34,17 @@ def calls(x):
     return counts(x)
 
 
+def counted(x):
+    counted.calls.append(x)
+
+
+counted.calls = []
+
+
+def calls_counted(x):
+    return counted(x)
+
+
 def in_place(x):
     x[..., 0] = TENSOR[0]
     x += NUMBER
@@ -71,6 +82,11 @@ def test_plain_functions_are_traced(function) -> None:
         (partial(in_place, LIST), "may hold state"),
         (lambda x, seen={}: seen.setdefault("x", x), "may hold state"),
         (lambda x: x * WEIGHT, "requires gradients"),
+        (lambda x: x * Counter.n, "'Counter' is a class"),
+        (counted, "'counted.calls' is a list"),
+        (calls_counted, "'counted.calls' is a list"),
+        (lambda x: torch.nn.Linear.__constants__.append(x), "'Linear.__constants__' is a list"),
+        (lambda x: torch.nn.functional.batch_norm(x, TENSOR, TENSOR, training=True), "running statistics"),
     ],
 )
 def test_functions_with_state_are_not(function, why) -> None:

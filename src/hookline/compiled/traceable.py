@@ -54,9 +54,6 @@ def _of_function(function: FunctionType, users: tuple[Any, ...]) -> str | None:
     if (function.__module__ or "").split(".")[0] == "torch":
         return f"{function.__name__} is random" if function.__name__ in _RANDOM else None
     code = function.__code__
-    for each in _codes(code):
-        if (why := _of_code(each, function, users)) is not None:
-            return why
     try:
         cells = list(zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
     except ValueError:
@@ -67,7 +64,7 @@ def _of_function(function: FunctionType, users: tuple[Any, ...]) -> str | None:
     for name, each in (*cells, *defaults):
         if (why := _held(each, name, users)) is not None:
             return why
-    return None
+    return next((why for each in _codes(code) if (why := _of_code(each, function, users)) is not None), None)
 
 
 def _codes(code: CodeType) -> list[CodeType]:
@@ -77,9 +74,10 @@ def _codes(code: CodeType) -> list[CodeType]:
 
 
 def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> str | None:
-    module: ModuleType | None = None  # that the last instruction looked up
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    value: Any = None  # the module or class that the last instruction looked up
     for line in dis.get_instructions(code):
-        name, holder, module = line.argval, module, None
+        name, holder, value = line.argval, value, None
         if line.opname in _STORES or (line.opname == "STORE_DEREF" and name in function.__code__.co_freevars):
             return f"it writes to {name!r} outside" if "IMPORT" not in line.opname else f"it imports {name!r}"
         if line.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -91,20 +89,19 @@ def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> 
                 return f"{name} is random"
             if name in _STATISTICS:
                 return f"{name} may write to running statistics"
-            value: Any = None if holder is None else getattr(holder, name, None)
-            if isinstance(value, ModuleType):
-                module = value
-            elif isinstance(value, Tensor | list | dict | set) or (isinstance(value, type) and _may_hold(value)):
-                assert holder is not None
+            value = getattr(holder, name, None) if isinstance(holder, ModuleType | type) else None
+            if isinstance(value, Tensor | list | dict | set) or (isinstance(value, type) and _may_hold(value)):
                 return f"'{holder.__name__}.{name}' is {a_type(value)}, which may hold state"
+        if line.opname == "LOAD_DEREF" and name in cells:
+            value = cells[name].cell_contents
         if line.opname in _GLOBAL:
             if name not in function.__globals__:
                 if hasattr(builtins, name) and name not in _HARMLESS and not name[0].isupper():
                     return f"it calls {name}()"
-            elif (why := _held(function.__globals__[name], name, users)) is not None:
-                return why
-            elif isinstance(function.__globals__[name], ModuleType):
-                module = function.__globals__[name]
+            else:
+                value = function.__globals__[name]
+                if (why := _held(value, name, users)) is not None:
+                    return why
     return None
 
 
