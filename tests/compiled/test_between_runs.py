@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 import hookline
+from hookline.compiled.model_code import ModelCode
 from hookline.edits import scale
 from hookline.errors import HooklineWarning
 
@@ -98,6 +99,19 @@ def test_a_replaced_method_is_compiled(model, ids, monkeypatch) -> None:
         model(ids)
         assert runs.graphs == 2
         assert not runs.reasons
+
+
+def test_what_no_call_runs_may_be_replaced(model, monkeypatch) -> None:
+    """The compiler itself replaces `__init__`, when it is first used."""
+    code = ModelCode(model.module)
+    monkeypatch.setattr(nn.Module, "__init__", doubled(nn.Module.__init__))
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "note", "no method", raising=False)
+    assert code.is_of(model.module)
+    assert code.is_current()
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama.LlamaMLP, "helper", doubled, raising=False)
+        assert not code.is_current()
+    assert code.is_current()
 
 
 def negate(_module, _args, output=None):

@@ -12,6 +12,8 @@ from typing import Any
 from torch import nn
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+_WHEN_MADE = {"__init__", "__setstate__"}
+"""Methods that no call runs. The compiler replaces those of `nn.Module`."""
 _is_training = itemgetter("training")
 
 
@@ -56,7 +58,7 @@ class ModelCode:
             (number, name): value
             for number, members in enumerate(self._members)
             for name, value in members.items()
-            if callable(value) or hasattr(type(value), "__get__")
+            if name not in _WHEN_MADE and (callable(value) or hasattr(type(value), "__get__"))
         }
 
 
