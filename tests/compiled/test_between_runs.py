@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 from backends import Counting, needs_graphs
+from stateful import negate, tiny_llama
 from torch import nn
 from torch.compiler import set_stance
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 import hookline
@@ -24,10 +24,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def model() -> hookline.HookedModel:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = LlamaConfig(**sizes, num_key_value_heads=2, head_dim=24, vocab_size=64, pad_token_id=0, eos_token_id=None)
-    return hookline.hook(LlamaForCausalLM(config).eval())
+    return tiny_llama()
 
 
 @pytest.fixture(autouse=True)
@@ -112,12 +109,6 @@ def test_what_no_call_runs_may_be_replaced(model, monkeypatch) -> None:
         patch.setattr(modeling_llama.LlamaMLP, "helper", doubled, raising=False)
         assert not code.is_current()
     assert code.is_current()
-
-
-def negate(_module, _args, output=None):
-    if output is None:
-        return (-_args[0], *_args[1:])
-    return -output if isinstance(output, torch.Tensor) else (-output[0], *output[1:])
 
 
 def changes(model):
