@@ -70,9 +70,7 @@ class Outcome:
     raw: Any = None
 
 
-def differences(
-    expected: dict[Any, Tensor], actual: dict[Any, Tensor], what: str
-) -> Iterator[tuple[str, float | None]]:
+def differences(expected: dict[Any, Tensor], actual: dict[Any, Tensor], what: str) -> Iterator[tuple[str, float | None]]:
     """How two sets of tensors differ."""
     for key in expected.keys() | actual.keys():
         if key not in expected or key not in actual:
@@ -89,10 +87,9 @@ def compare(expected: Outcome, actual: Outcome) -> Iterator[tuple[str, float | N
     """How a run with the library differs from that of the oracle."""
     if (expected.error is None) != (actual.error is None):
         error = expected.error or actual.error
-        yield (
-            f"raises {'only without' if expected.error else 'with'} the library: {type(error).__name__}: {error}"[:400],
-            None,
-        )
+        yield f"raises {'only without' if expected.error else 'with'} the library: {type(error).__name__}: {error}"[
+            :400
+        ], None
         return
     if expected.error is not None:
         return
@@ -313,7 +310,9 @@ def check_cache(subject: Subject, net: Any, findings: Findings, *, grad: bool = 
         findings.left_out["cache"] = f"the network fails with torch hooks on it: {expected.error!r}"[:400]
         return None
     unstable = {
-        event for event, values in seen.tensors.items() if list(differences(values, again.tensors.get(event, {}), ""))
+        event
+        for event, values in seen.tensors.items()
+        if list(differences(values, again.tensors.get(event, {}), ""))
     }  # memory that nobody has written to yet
     cache: Any = None
 

@@ -81,9 +81,7 @@ def page(records: Records) -> str:
     lines += [f"- {reason} ({number} networks)" for reason, number in refused.most_common(40)] or ["Nothing."]
     lines += ["", "## What is slow", ""]
     slow = [record for record in checked if max(record["cost"].get("hook", 0), record["cost"].get("cache", 0)) > 3]
-    lines += [f"- `{record['name']}` ({record['package']}): {record['cost']}" for record in slow] or [
-        "Nothing above 3."
-    ]
+    lines += [f"- `{record['name']}` ({record['package']}): {record['cost']}" for record in slow] or ["Nothing above 3."]
     lines += ["", "## What is not checked", ""]
     reasons: dict[str, list[str]] = defaultdict(list)
     for record in records.values():

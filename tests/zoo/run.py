@@ -137,9 +137,7 @@ def work(arguments: argparse.Namespace) -> None:
             file.write(json.dumps(record) + "\n")
         first = next(iter(record.get("problems", [])), {})
         said = record.get("reason") or " ".join(str(first.get(key, "")) for key in ("check", "point", "what", "by"))
-        print(
-            f"{package:20} {network.name:45} {record['status']:11} {record['seconds']:6.1f} s  {said[:150]}", flush=True
-        )
+        print(f"{package:20} {network.name:45} {record['status']:11} {record['seconds']:6.1f} s  {said[:150]}", flush=True)
 
 
 def main() -> None:
@@ -162,9 +160,7 @@ def main() -> None:
         return
     for package in [] if arguments.only_report else arguments.packages.split(","):
         # A package that cannot be imported, or whose import breaks another, does not end the run.
-        worker = subprocess.run(
-            [sys.executable, "-W", "ignore", __file__, *sys.argv[1:], "--worker", package], check=False
-        )
+        worker = subprocess.run([sys.executable, "-W", "ignore", __file__, *sys.argv[1:], "--worker", package], check=False)
         if worker.returncode:
             print(f"{package}: not checked to the end (exit status {worker.returncode})", flush=True)
     from zoo import report

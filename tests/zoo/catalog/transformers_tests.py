@@ -18,7 +18,6 @@ from transformers.utils import import_utils
 from zoo.foreign_tests import failing, folder_of, imported
 from zoo.network import Built, Network
 
-
 def build(case: type[unittest.TestCase], cls: type[nn.Module]) -> Built:
     """The model as the tests build it, with the inputs that they give it."""
     test = made(case)

@@ -32,36 +32,15 @@ def language_model(stack: Any = xt.Decoder, **options: Any) -> Built:
 
 
 def image_model() -> Built:
-    return (
-        xt.ViTransformerWrapper(
-            image_size=32, patch_size=8, num_classes=5, attn_layers=xt.Encoder(dim=32, depth=2, heads=4)
-        ),
-        (image(32),),
-        {},
-    )
+    return xt.ViTransformerWrapper(image_size=32, patch_size=8, num_classes=5, attn_layers=xt.Encoder(dim=32, depth=2, heads=4)), (image(32),), {}
 
 
 def continuous() -> Built:
-    return (
-        xt.ContinuousTransformerWrapper(
-            dim_in=8, dim_out=4, max_seq_len=32, attn_layers=xt.Encoder(dim=32, depth=2, heads=4)
-        ),
-        (torch.randn(2, 16, 8),),
-        {},
-    )
+    return xt.ContinuousTransformerWrapper(dim_in=8, dim_out=4, max_seq_len=32, attn_layers=xt.Encoder(dim=32, depth=2, heads=4)), (torch.randn(2, 16, 8),), {}
 
 
 def pair() -> Built:
-    sizes = {
-        "enc_num_tokens": 50,
-        "enc_depth": 2,
-        "enc_heads": 2,
-        "enc_max_seq_len": 32,
-        "dec_num_tokens": 50,
-        "dec_depth": 2,
-        "dec_heads": 2,
-        "dec_max_seq_len": 32,
-    }
+    sizes = {"enc_num_tokens": 50, "enc_depth": 2, "enc_heads": 2, "enc_max_seq_len": 32, "dec_num_tokens": 50, "dec_depth": 2, "dec_heads": 2, "dec_max_seq_len": 32}
     return xt.XTransformer(dim=32, **sizes), (tokens(12, 50), tokens(10, 50)), {}
 
 
@@ -72,20 +51,13 @@ def autoregressive() -> Built:
 
 def memories() -> Built:
     layers = xt.Decoder(dim=32, depth=2, heads=4, rel_pos_bias=True)
-    module = xt.TransformerWrapper(
-        num_tokens=100, max_seq_len=32, max_mem_len=16, attn_layers=layers, memory_tokens=4, num_memory_tokens=4
-    )
+    module = xt.TransformerWrapper(num_tokens=100, max_seq_len=32, max_mem_len=16, attn_layers=layers, memory_tokens=4, num_memory_tokens=4)
     return module, (tokens(16),), {}
 
 
 def networks() -> Iterator[Network]:
     """One row per wrapper, and per option of a decoder and an encoder."""
-    for name, build in {
-        "image": image_model,
-        "continuous": continuous,
-        "pair": pair,
-        "autoregressive": autoregressive,
-    }.items():
+    for name, build in {"image": image_model, "continuous": continuous, "pair": pair, "autoregressive": autoregressive}.items():
         yield Network(name, build)
     for name, options in LAYERS.items():
         yield Network(f"decoder {name}", lambda options=options: language_model(**options))
