@@ -624,7 +624,7 @@ def pickled(value: Any) -> Any:
 
 def check_cost(subject: Subject, net: Any, findings: Findings, seen: oracle.Seen, seconds: float = 4.0) -> None:
     """Medians of one hook and of a full cache, relative to the bare network, taken in turn."""
-    outputs = [module for module, side in leaves(subject, seen) if side == "output"]
+    outputs = [module for module, side in leaves(subject, seen) if side == "output"] or [""]
     name = subject.point(outputs[len(outputs) // 2], "output")
     args, kwargs = subject.inputs()
 

@@ -62,7 +62,7 @@ def runs(module: nn.Module, *inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> 
             with torch.no_grad():
                 module(*args, **kwargs)
         except Exception as failure:  # the next one may fit
-            error = failure
+            error = error or failure
         else:
             return module, args, kwargs
     assert error is not None
@@ -84,3 +84,13 @@ def tokens(count: int = 24, vocabulary: int = 100, rows: int = 1) -> torch.Tenso
 def filled(cls: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a class that have a value in a table of small sizes, by their names."""
     return {name: values[name] for name in inspect.signature(cls).parameters if name in values}
+
+
+def can_be_filled(cls: Callable[..., Any], values: dict[str, Any]) -> bool:
+    """Whether such a table has every argument that a class cannot do without."""
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except ValueError:
+        return False
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(p.name in values or p.default is not p.empty or p.kind in kinds for p in parameters)

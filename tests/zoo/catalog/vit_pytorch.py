@@ -10,7 +10,7 @@ import torch
 import vit_pytorch
 from torch import nn
 
-from zoo.network import Built, Network, filled, image, images, runs
+from zoo.network import Built, Network, can_be_filled, filled, image, images, runs
 
 SIZES = {
     "image_size": 32, "patch_size": 8, "image_patch_size": 8, "num_classes": 5, "dim": 32, "depth": 2, "heads": 2,
@@ -21,7 +21,7 @@ SIZES = {
     "lg_enc_dim_head": 16, "cross_attn_depth": 1, "cross_attn_heads": 2, "cross_attn_dim_head": 16, "num_register_tokens": 2,
     "local_patch_size": 4, "window_size": 4, "global_window_size": (4, 2, 2, 1), "local_window_size": 4, "max_tokens_per_depth": (12, 8),
     "volume_size": 16, "video_shape": (4, 32, 32), "ndim": 2, "input_shape": 32, "num_hierarchies": 2, "block_repeats": (1, 1),
-    "dims": (16, 24, 32), "expansion": 2, "kernel_size": 3, "conv_dims": 16, "rank": 2, "cct_3d": 1, "t2t_layers": ((7, 4), (3, 2)),
+    "dims": (16, 24, 32), "expansion": 2, "conv_dims": 16, "rank": 2, "cct_3d": 1, "t2t_layers": ((7, 4), (3, 2)), "kernel_size_": 3,
     "img_size": 32, "embedding_dim": 32, "num_layers": 2, "num_heads": 2, "mlp_ratio": 2, "n_conv_layers": 1, "token_dropout_prob": 0.1,
     "stages": 2, "layers": 2, "num_frames": 4, "num_image_patches": 8,
 }
@@ -51,5 +51,5 @@ def networks() -> Iterator[Network]:
             continue
         for name, cls in vars(module).items():
             is_network = isinstance(cls, type) and issubclass(cls, nn.Module) and cls.__module__ == module.__name__
-            if is_network and not name.endswith(PARTS):
+            if is_network and not name.endswith(PARTS) and can_be_filled(cls, SIZES):
                 yield Network(f"{info.name}.{name}", lambda cls=cls: build(cls))
