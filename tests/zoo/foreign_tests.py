@@ -1,7 +1,7 @@
 """Test modules of other repositories, imported for the small networks that they build.
 
-They may be of another version than the library, or need packages that nobody has here: what they import and does not exist
-is replaced by a stand-in.
+They may be of another version than the library, or need packages that nobody has here: what they import and does not
+exist is replaced by a stand-in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 from zoo.network import Built
@@ -23,7 +23,7 @@ LACKING = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'|No module name
 class StandIn(ModuleType):
     """A module that is not installed: every name in it is a mock."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

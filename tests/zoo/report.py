@@ -55,10 +55,10 @@ def page(records: Records) -> str:
     lines = [
         "# The zoo",
         "",
-        f"{len(checked):,} networks that nobody here wrote are compared with torch hooks placed by hand, which share no code",
-        "with hookline: outputs without hooks, every cached value of every call, edits at random leaf inputs and outputs",
-        "(returned and in place), gradients and backward edits, training mode, copies, and what is left on the modules and on",
-        "the inputs, parameters and buffers. `make zoo` runs it and writes this page.",
+        f"{len(checked):,} networks that nobody here wrote are compared with torch hooks placed by hand, which share",
+        "no code with hookline: outputs without hooks, every cached value of every call, edits at random leaf inputs and",
+        "outputs (returned and in place), gradients and backward edits, training mode, copies, and what is left on the",
+        "modules and on inputs, parameters and buffers. `make zoo` runs it and writes this page.",
         "",
         "| " + " | ".join(HEADER) + " |",
         "|---" * len(HEADER) + "|",
@@ -81,7 +81,9 @@ def page(records: Records) -> str:
     lines += [f"- {reason} ({number} networks)" for reason, number in refused.most_common(40)] or ["Nothing."]
     lines += ["", "## What is slow", ""]
     slow = [record for record in checked if max(record["cost"].get("hook", 0), record["cost"].get("cache", 0)) > 3]
-    lines += [f"- `{record['name']}` ({record['package']}): {record['cost']}" for record in slow] or ["Nothing above 3."]
+    lines += [f"- `{record['name']}` ({record['package']}): {record['cost']}" for record in slow] or [
+        "Nothing above 3."
+    ]
     lines += ["", "## What is not checked", ""]
     reasons: dict[str, list[str]] = defaultdict(list)
     for record in records.values():

@@ -1,7 +1,7 @@
 """Runs the zoo: `make zoo`, or `python tests/zoo/run.py [--packages timm] [--only 'resnet*'] [--again]`.
 
-Every network is checked in a process of its own, which may hang or crash. Results are appended to a file, a line for each
-network: a later run goes on where this one ended.
+Every network is checked in a process of its own, which may hang or crash. Results are appended to a file, a line for
+each network: a later run goes on where this one ended.
 """
 
 from __future__ import annotations
@@ -118,8 +118,10 @@ def work(arguments: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(1)
-    import hookline  # noqa: F401 (before the forks)
-    from zoo import checks  # noqa: F401
+    from zoo import (
+        checks,  # noqa: F401 (before the forks)
+        torchvision_ops,  # noqa: F401 (before what imports torchvision)
+    )
 
     rows = importlib.import_module(f"zoo.catalog.{package}").networks()
     total = 0
@@ -137,7 +139,8 @@ def work(arguments: argparse.Namespace) -> None:
             file.write(json.dumps(record) + "\n")
         first = next(iter(record.get("problems", [])), {})
         said = record.get("reason") or " ".join(str(first.get(key, "")) for key in ("check", "point", "what", "by"))
-        print(f"{package:20} {network.name:45} {record['status']:11} {record['seconds']:6.1f} s  {said[:150]}", flush=True)
+        status, seconds = record["status"], record["seconds"]
+        print(f"{package:20} {network.name:45} {status:11} {seconds:6.1f} s  {said[:150]}", flush=True)
 
 
 def main() -> None:
@@ -160,7 +163,8 @@ def main() -> None:
         return
     for package in [] if arguments.only_report else arguments.packages.split(","):
         # A package that cannot be imported, or whose import breaks another, does not end the run.
-        worker = subprocess.run([sys.executable, "-W", "ignore", __file__, *sys.argv[1:], "--worker", package], check=False)
+        command = [sys.executable, "-W", "ignore", __file__, *sys.argv[1:], "--worker", package]
+        worker = subprocess.run(command, check=False)
         if worker.returncode:
             print(f"{package}: not checked to the end (exit status {worker.returncode})", flush=True)
     from zoo import report

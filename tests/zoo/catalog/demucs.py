@@ -7,7 +7,6 @@ import torch
 from demucs.demucs import Demucs
 from demucs.hdemucs import HDemucs
 from demucs.htdemucs import HTDemucs
-
 from zoo.network import Built, Network
 
 
@@ -20,7 +19,14 @@ def build(cls: Any, **options: Any) -> Built:
 def networks() -> Iterator[Network]:
     """One row per network and kind of inner layers."""
     hybrid: dict[str, Any] = {"nfft": 512, "depth": 3}
-    transformer = hybrid | {"t_layers": 2, "t_heads": 2, "bottom_channels": 32, "segment": 1, "samplerate": 8192, "use_train_segment": False}
+    transformer = hybrid | {
+        "t_layers": 2,
+        "t_heads": 2,
+        "bottom_channels": 32,
+        "segment": 1,
+        "samplerate": 8192,
+        "use_train_segment": False,
+    }
     yield Network("Demucs", lambda: build(Demucs, depth=3, lstm_layers=1, resample=False))
     yield Network("Demucs with DConv", lambda: build(Demucs, depth=3, dconv_mode=3, resample=False))
     yield Network("HDemucs", lambda: build(HDemucs, **hybrid))

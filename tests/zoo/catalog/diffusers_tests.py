@@ -3,12 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from zoo import torchvision_ops  # noqa: F401 (before torchvision)
-
 import torch
 from diffusers.utils import import_utils  # noqa: F401 (before a stand-in for anything is there)
 from torch import nn
-
 from zoo.foreign_tests import failing, folder_of, imported
 from zoo.network import Built, Network
 

@@ -7,7 +7,6 @@ import torch
 from e3nn import nn as enn
 from e3nn import o3
 from torch import nn
-
 from zoo.network import Built, Network, runs
 
 IRREPS = "4x0e + 2x1o + 1x2e"
@@ -59,7 +58,16 @@ def build(name: str) -> Built:
     module = ROWS[name]()
     x = torch.randn(5, width())
     small, other = torch.randn(5, 5), torch.randn(5, 4)
-    inputs = ((x,), (x, x), (x, torch.randn(5, 3)), (torch.randn(5, 3),), (torch.randn(5, 8),), (small, other), (torch.randn(5, 9),), (torch.randn(5, 18),))
+    inputs = (
+        (x,),
+        (x, x),
+        (x, torch.randn(5, 3)),
+        (torch.randn(5, 3),),
+        (torch.randn(5, 8),),
+        (small, other),
+        (torch.randn(5, 9),),
+        (torch.randn(5, 18),),
+    )
     return runs(module, *((args, {}) for args in inputs))
 
 

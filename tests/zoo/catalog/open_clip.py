@@ -3,11 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from zoo import torchvision_ops  # noqa: F401 (before timm, which imports torchvision)
-
 import open_clip
 from open_clip.model import CLIP, CustomTextCLIP
-
 from zoo.network import Built, Network, image, runs, tokens
 
 
@@ -24,7 +21,9 @@ def build(name: str) -> Built:
     vision |= {"image_size": 64 if is_resnet else 4 * vision["patch_size"]}
     text |= {"layers": 2, "width": 64, "heads": 4, "vocab_size": 100, "context_length": 24}
     config["embed_dim"] = 32
-    custom = bool(open_clip.get_model_config(name).get("custom_text")) or "multimodal_cfg" in open_clip.get_model_config(name)
+    custom = bool(
+        open_clip.get_model_config(name).get("custom_text")
+    ) or "multimodal_cfg" in open_clip.get_model_config(name)
     config.pop("init_logit_bias", None), config.pop("init_logit_scale", None), config.pop("nonscalar_logit_scale", None)
     module = (CustomTextCLIP if custom else CLIP)(**config)
     return runs(module, ((image(vision["image_size"]), tokens()), {}))

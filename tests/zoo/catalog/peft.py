@@ -3,12 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from zoo import torchvision_ops  # noqa: F401 (before transformers, which imports torchvision)
-
 import peft
 import transformers
 from torch import nn
-
 from zoo.network import Built, Network, image, tokens
 
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -18,7 +15,9 @@ ADAPTERS: dict[str, Any] = {
     "rsLoRA": lambda names: peft.LoraConfig(r=4, target_modules=names, use_rslora=True, init_lora_weights=False),
     "DoRA": lambda names: peft.LoraConfig(r=4, target_modules=names, use_dora=True, init_lora_weights=False),
     "LoRA with bias": lambda names: peft.LoraConfig(r=4, target_modules=names, lora_bias=True, init_lora_weights=False),
-    "LoRA with dropout": lambda names: peft.LoraConfig(r=4, target_modules=names, lora_dropout=0.2, init_lora_weights=False),
+    "LoRA with dropout": lambda names: peft.LoraConfig(
+        r=4, target_modules=names, lora_dropout=0.2, init_lora_weights=False
+    ),
     "AdaLoRA": lambda names: peft.AdaLoraConfig(init_r=4, target_r=2, target_modules=names, total_step=10),
     "LoHa": lambda names: peft.LoHaConfig(r=4, target_modules=names, init_weights=False),
     "LoKr": lambda names: peft.LoKrConfig(r=4, target_modules=names, init_weights=False),
@@ -41,9 +40,13 @@ ADAPTERS: dict[str, Any] = {
     "DeLoRA": lambda names: peft.DeloraConfig(r=4, target_modules=names),
     "prompt tuning": lambda names: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
     "prefix tuning": lambda names: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
-    "P-tuning": lambda names: peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=4, encoder_hidden_size=16),
+    "P-tuning": lambda names: peft.PromptEncoderConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=4, encoder_hidden_size=16
+    ),
     "adaption prompt": lambda names: peft.AdaptionPromptConfig(task_type="CAUSAL_LM", adapter_len=4, adapter_layers=2),
-    "CPT": lambda names: peft.CPTConfig(task_type="CAUSAL_LM", cpt_token_ids=[1, 2, 3], cpt_mask=[1, 1, 1], cpt_tokens_type_mask=[1, 2, 2]),
+    "CPT": lambda names: peft.CPTConfig(
+        task_type="CAUSAL_LM", cpt_token_ids=[1, 2, 3], cpt_mask=[1, 1, 1], cpt_tokens_type_mask=[1, 2, 2]
+    ),
 }
 
 
@@ -59,7 +62,11 @@ def gpt2() -> tuple[nn.Module, dict[str, Any], list[str]]:
 
 def vit() -> tuple[nn.Module, dict[str, Any], list[str]]:
     config = transformers.ViTConfig(image_size=32, patch_size=8, **SMALL)
-    return transformers.ViTForImageClassification(config), {"pixel_values": image(32, 2)}, ["query", "value", "q_proj", "v_proj"]
+    return (
+        transformers.ViTForImageClassification(config),
+        {"pixel_values": image(32, 2)},
+        ["query", "value", "q_proj", "v_proj"],
+    )
 
 
 def build(adapter: str, model: Any) -> Built:

@@ -2,14 +2,32 @@
 
 from collections.abc import Iterator
 
-from zoo import torchvision_ops  # noqa: F401 (before timm, which imports torchvision)
-
 import segmentation_models_pytorch as smp
-
 from zoo.network import Built, Network, images, runs, smallest
 
-DECODERS = ("Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "DeepLabV3", "DeepLabV3Plus", "PAN", "UPerNet", "Segformer")
-ENCODERS = ("resnet18", "mobilenet_v2", "efficientnet-b0", "mit_b0", "timm-regnetx_002", "timm-mobilenetv3_small_075", "densenet121", "vgg11_bn")
+DECODERS = (
+    "Unet",
+    "UnetPlusPlus",
+    "MAnet",
+    "Linknet",
+    "FPN",
+    "PSPNet",
+    "DeepLabV3",
+    "DeepLabV3Plus",
+    "PAN",
+    "UPerNet",
+    "Segformer",
+)
+ENCODERS = (
+    "resnet18",
+    "mobilenet_v2",
+    "efficientnet-b0",
+    "mit_b0",
+    "timm-regnetx_002",
+    "timm-mobilenetv3_small_075",
+    "densenet121",
+    "vgg11_bn",
+)
 
 
 def build(decoder: str, encoder: str) -> Built:

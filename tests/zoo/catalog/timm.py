@@ -2,11 +2,8 @@
 
 from collections.abc import Iterator
 
-from zoo import torchvision_ops  # noqa: F401 (before timm, which imports torchvision)
-
 import timm
 from torch import nn
-
 from zoo.network import Built, Network, images, runs, smallest
 
 SMALLER = (

@@ -6,21 +6,65 @@ from typing import Any
 import torch
 import torch_geometric.nn as geometric
 from torch import nn
-
 from zoo.network import Built, Network, filled, runs
 
 NODES, EDGES = 20, 60
 
 SIZES = {
-    "in_channels": 8, "out_channels": 12, "hidden_channels": 16, "num_layers": 2, "edge_dim": 4, "heads": 2, "channels": 8,
-    "K": 2, "num_relations": 3, "dim": 2, "kernel_size": 3, "space_dimensions": 4, "propagate_dimensions": 4, "k": 4,
-    "alpha": 0.1, "num_layers_": 2, "num_nodes": NODES, "num_timesteps": 2, "num_filters": 16, "num_interactions": 2,
-    "num_gaussians": 10, "cutoff": 5.0, "num_blocks": 2, "num_bilinear": 4, "num_spherical": 3, "num_radial": 3, "int_emb_size": 8,
-    "basis_emb_size": 4, "out_emb_channels": 16, "depth": 2, "embedding_dim": 8, "dropout": 0.0, "num_heads": 2, "aggregators": ["mean", "max"],
-    "scalers": ["identity"], "deg": torch.ones(4, dtype=torch.long), "num_node_types": 2, "num_edge_types": 3,
-    "node_dim": 8, "edge_attr_emb_dim": 4, "edge_type_emb_dim": 4, "pool_ratios": 0.5, "num_types": 2, "att_channels": 8, "num_classes": 3,
-    "lmax": 1, "num_rbf": 8, "num_seed_points": 2, "ratio": 0.5, "max_neighbors": 8, "feature_dim": 8, "edge_channels": 4,
-    "max_z": 20, "local_attn_type": None,
+    "in_channels": 8,
+    "out_channels": 12,
+    "hidden_channels": 16,
+    "num_layers": 2,
+    "edge_dim": 4,
+    "heads": 2,
+    "channels": 8,
+    "K": 2,
+    "num_relations": 3,
+    "dim": 2,
+    "kernel_size": 3,
+    "space_dimensions": 4,
+    "propagate_dimensions": 4,
+    "k": 4,
+    "alpha": 0.1,
+    "num_layers_": 2,
+    "num_nodes": NODES,
+    "num_timesteps": 2,
+    "num_filters": 16,
+    "num_interactions": 2,
+    "num_gaussians": 10,
+    "cutoff": 5.0,
+    "num_blocks": 2,
+    "num_bilinear": 4,
+    "num_spherical": 3,
+    "num_radial": 3,
+    "int_emb_size": 8,
+    "basis_emb_size": 4,
+    "out_emb_channels": 16,
+    "depth": 2,
+    "embedding_dim": 8,
+    "dropout": 0.0,
+    "num_heads": 2,
+    "aggregators": ["mean", "max"],
+    "scalers": ["identity"],
+    "deg": torch.ones(4, dtype=torch.long),
+    "num_node_types": 2,
+    "num_edge_types": 3,
+    "node_dim": 8,
+    "edge_attr_emb_dim": 4,
+    "edge_type_emb_dim": 4,
+    "pool_ratios": 0.5,
+    "num_types": 2,
+    "att_channels": 8,
+    "num_classes": 3,
+    "lmax": 1,
+    "num_rbf": 8,
+    "num_seed_points": 2,
+    "ratio": 0.5,
+    "max_neighbors": 8,
+    "feature_dim": 8,
+    "edge_channels": 4,
+    "max_z": 20,
+    "local_attn_type": None,
 }
 """Small values of arguments, by their names."""
 
@@ -44,7 +88,10 @@ SPECIAL: dict[str, Any] = {
     "AntiSymmetricConv": lambda: geometric.AntiSymmetricConv(8),
     "DirGNNConv": lambda: geometric.DirGNNConv(geometric.GCNConv(8, 12)),
     "DeepGCNLayer": lambda: geometric.DeepGCNLayer(geometric.GCNConv(8, 8), nn.LayerNorm(8), nn.ReLU()),
-    "GAE": lambda: geometric.Sequential("x, edge_index", [(geometric.GCNConv(8, 4), "x, edge_index -> x"), (geometric.InnerProductDecoder(), "x, edge_index -> y")]),
+    "GAE": lambda: geometric.Sequential(
+        "x, edge_index",
+        [(geometric.GCNConv(8, 4), "x, edge_index -> x"), (geometric.InnerProductDecoder(), "x, edge_index -> y")],
+    ),
     "PNAConv": lambda: geometric.PNAConv(8, 12, ["mean", "max"], ["identity"], torch.ones(4, dtype=torch.long)),
     "SimpleConv": lambda: geometric.SimpleConv(),
     "DNAConv": lambda: geometric.DNAConv(8, heads=2),
@@ -96,5 +143,9 @@ def networks() -> Iterator[Network]:
     names = [name for name in dir(geometric) if isinstance(getattr(geometric, name), type)]
     for name in names:
         cls = getattr(geometric, name)
-        if issubclass(cls, nn.Module) and not name.startswith(("CuGraph", "MessagePassing")) and SPECIAL.get(name, 0) is not None:
+        if (
+            issubclass(cls, nn.Module)
+            and not name.startswith(("CuGraph", "MessagePassing"))
+            and SPECIAL.get(name, 0) is not None
+        ):
             yield Network(name, lambda name=name: build(name))

@@ -5,18 +5,58 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from zoo.network import Built, Network, filled, runs
 
 SIZES = {
-    "in_channels": 4, "out_channels": 4, "kernel_size": 3, "in_features": 8, "out_features": 8, "num_features": 4, "num_channels": 4,
-    "num_groups": 2, "normalized_shape": 8, "input_size": 8, "hidden_size": 8, "output_size": 4, "embed_dim": 8, "num_heads": 2,
-    "d_model": 8, "nhead": 2, "dim_feedforward": 16, "num_embeddings": 10, "embedding_dim": 8, "padding": 1, "scale_factor": 2,
-    "upscale_factor": 2, "downscale_factor": 2, "groups": 2, "lower": 0.1, "upper": 0.3, "size": 3, "threshold": 0.1, "value": 0.5, "norm_type": 2,
-    "num_encoder_layers": 1, "num_decoder_layers": 1,
+    "in_channels": 4,
+    "out_channels": 4,
+    "kernel_size": 3,
+    "in_features": 8,
+    "out_features": 8,
+    "num_features": 4,
+    "num_channels": 4,
+    "num_groups": 2,
+    "normalized_shape": 8,
+    "input_size": 8,
+    "hidden_size": 8,
+    "output_size": 4,
+    "embed_dim": 8,
+    "num_heads": 2,
+    "d_model": 8,
+    "nhead": 2,
+    "dim_feedforward": 16,
+    "num_embeddings": 10,
+    "embedding_dim": 8,
+    "padding": 1,
+    "scale_factor": 2,
+    "upscale_factor": 2,
+    "downscale_factor": 2,
+    "groups": 2,
+    "lower": 0.1,
+    "upper": 0.3,
+    "size": 3,
+    "threshold": 0.1,
+    "value": 0.5,
+    "norm_type": 2,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
 }
 
-NOT_ALONE = ("LSTM", "GRU", "RNN", "RNNBase", "Container", "DataParallel", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict", "Bilinear", "Fold", "RNNCellBase")
+NOT_ALONE = (
+    "LSTM",
+    "GRU",
+    "RNN",
+    "RNNBase",
+    "Container",
+    "DataParallel",
+    "ModuleList",
+    "ModuleDict",
+    "ParameterList",
+    "ParameterDict",
+    "Bilinear",
+    "Fold",
+    "RNNCellBase",
+)
 """What is below with options, is abstract, or has no forward."""
 
 
@@ -52,10 +92,18 @@ def build(cls: type[nn.Module], **options: Any) -> Built:
     module = Beside(cls(**(filled(cls, SIZES) | options)))
     x = torch.randn(2, 4, 8)
     inputs: tuple[Any, ...] = (
-        (torch.randn(2, 4, 8, 8),), (x,), (torch.randn(2, 4, 8, 8, 8),), (torch.randn(2, 8),), (x, x), (x, x, x),
-        (torch.randint(0, 10, (2, 5)),), (torch.randn(2, 8), torch.randn(2, 8)), (torch.randn(2, 4, 8), torch.randint(0, 4, (2, 8))),
-        (torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 8)), (torch.randn(4, 8), torch.randint(0, 4, (4,))),
-    )  # fmt: skip
+        (torch.randn(2, 4, 8, 8),),
+        (x,),
+        (torch.randn(2, 4, 8, 8, 8),),
+        (torch.randn(2, 8),),
+        (x, x),
+        (x, x, x),
+        (torch.randint(0, 10, (2, 5)),),
+        (torch.randn(2, 8), torch.randn(2, 8)),
+        (torch.randn(2, 4, 8), torch.randint(0, 4, (2, 8))),
+        (torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 8)),
+        (torch.randn(4, 8), torch.randint(0, 4, (4,))),
+    )
     return runs(module, *((args, {}) for args in inputs))
 
 
@@ -63,7 +111,13 @@ def networks() -> Iterator[Network]:
     """One row per class of `torch.nn`, and variants whose kernels work otherwise."""
     for name in dir(nn):
         cls = getattr(nn, name)
-        if isinstance(cls, type) and issubclass(cls, nn.Module) and cls is not nn.Module and name not in NOT_ALONE and not name.startswith("Lazy"):
+        if (
+            isinstance(cls, type)
+            and issubclass(cls, nn.Module)
+            and cls is not nn.Module
+            and name not in NOT_ALONE
+            and not name.startswith("Lazy")
+        ):
             yield Network(name, lambda cls=cls: build(cls))
     for name in ("LSTM", "GRU", "RNN"):
         sizes = {"input_size": 8, "hidden_size": 8}
@@ -71,7 +125,9 @@ def networks() -> Iterator[Network]:
         more = sizes | {"batch_first": True, "bidirectional": True, "num_layers": 2}
         yield Network(f"{name} batch first", lambda name=name, more=more: build(getattr(nn, name), **more))
     yield Network("Bilinear of two", lambda: build(nn.Bilinear, in1_features=8, in2_features=8))
-    yield Network("FoldUnfold", lambda: (Beside(nn.Sequential(nn.Unfold(3), nn.Fold((8, 8), 3))), (torch.randn(2, 4, 8, 8),), {}))
+    yield Network(
+        "FoldUnfold", lambda: (Beside(nn.Sequential(nn.Unfold(3), nn.Fold((8, 8), 3))), (torch.randn(2, 4, 8, 8),), {})
+    )
     for name in ("Conv1d", "Conv2d", "Conv3d"):
         options = {"kernel_size": 1, "padding": 0}
         yield Network(f"{name} of one", lambda name=name, options=options: build(getattr(nn, name), **options))
@@ -80,9 +136,14 @@ def networks() -> Iterator[Network]:
     for name in ("ReLU", "ELU", "Hardswish", "SiLU", "Mish", "LeakyReLU", "Dropout", "Hardtanh"):
         yield Network(f"{name} in place", lambda name=name: build(getattr(nn, name), inplace=True))
     for name in ("Identity", "Dropout", "ReLU", "Tanh", "GELU"):
-        yield Network(f"{name} then in place", lambda name=name: (InPlace(getattr(nn, name)()), (torch.randn(3, 8),), {}))
+        yield Network(
+            f"{name} then in place", lambda name=name: (InPlace(getattr(nn, name)()), (torch.randn(3, 8),), {})
+        )
     for name in ("TransformerEncoderLayer", "TransformerDecoderLayer", "Transformer", "MultiheadAttention"):
         yield Network(f"{name} batch first", lambda name=name: build(getattr(nn, name), batch_first=True))
     for name in ("weight_norm", "spectral_norm", "orthogonal"):
         parametrize = getattr(nn.utils.parametrizations, name)
-        yield Network(f"Linear of {name}", lambda parametrize=parametrize: (Beside(parametrize(nn.Linear(8, 8))), (torch.randn(2, 8),), {}))
+        yield Network(
+            f"Linear of {name}",
+            lambda parametrize=parametrize: (Beside(parametrize(nn.Linear(8, 8))), (torch.randn(2, 8),), {}),
+        )

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 
-from zoo import torchvision_ops  # noqa: F401 (before torchvision)
-
 import torch
 import torchvision
-
 from zoo.network import Built, Network, image, images, runs, smallest
 
 MAKES_SMALLER = {
-    "vit": {"num_layers": 2} ,
+    "vit": {"num_layers": 2},
     "swin": {"depths": [1, 1, 1, 1]},
     "alexnet": {"num_classes": 10},
 }
@@ -30,7 +27,9 @@ def build(name: str) -> Built:
     module = smallest(
         make,
         {"num_classes": 10},
-        {"hidden_dim": 64, "mlp_dim": 128, "num_heads": 4, "num_layers": 2} if name.startswith("vit") else {"depths": [1, 1, 1, 1]},
+        {"hidden_dim": 64, "mlp_dim": 128, "num_heads": 4, "num_layers": 2}
+        if name.startswith("vit")
+        else {"depths": [1, 1, 1, 1]},
         {"image_size": 64, "num_layers": 2},
         {"depths": [1, 1, 1, 1], "num_classes": 10},
         {"width_per_group": 16, "num_classes": 10},

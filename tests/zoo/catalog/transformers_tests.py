@@ -9,14 +9,12 @@ import unittest
 from collections.abc import Iterator
 from typing import Any
 
-from zoo import torchvision_ops  # noqa: F401 (before transformers, which imports torchvision)
-
 import torch
 from torch import nn
 from transformers.utils import import_utils
-
 from zoo.foreign_tests import failing, folder_of, imported
 from zoo.network import Built, Network
+
 
 def build(case: type[unittest.TestCase], cls: type[nn.Module]) -> Built:
     """The model as the tests build it, with the inputs that they give it."""
