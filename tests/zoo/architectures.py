@@ -143,7 +143,7 @@ TRANSFORMERS = {
 
 SMALL = {
     "ResNet": of_transformers(
-        "ResNet", 32, embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2], layer_type="bottleneck"
+        "ResNet", 32, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="bottleneck"
     ),
     "RegNet": of_transformers("RegNet", 32, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=8),
     "DINOv3": dinov3,

@@ -691,8 +691,8 @@ def check_network(
     return findings
 
 
-def check_leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Findings:
-    """A returned edit at the input and the output of every leaf, and the gradients at all of them."""
+def check_leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], hooks: int = 20) -> Findings:
+    """An edit at the input and the output of every leaf, gradients at all points, and some backward hooks."""
     module.eval()
     subject, findings = Subject(module, args, kwargs), Findings()
     net = check_unhooked(subject, findings)
@@ -703,6 +703,6 @@ def check_leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         return findings
     for index, (path, side) in enumerate(leaves(subject, seen)):
         check_edit(subject, net, findings, path, side, in_place=bool(index % 2), grad=bool(index // 2 % 2))
-    check_gradients(subject, net, findings, seen, random.Random(0), 20)
+    check_gradients(subject, net, findings, seen, random.Random(0), hooks)
     findings.add("state", "", [(f"{name} has other bits", None) for name in subject.changed(checks_all=True)])
     return findings
