@@ -120,8 +120,12 @@ Visit: TypeAlias = Callable[[nn.Module, Event, Any], Any]
 
 
 @contextmanager
-def hooked(root: nn.Module, visit: Visit, only: set[str] | None = None) -> Iterator[None]:
-    """Visit every event of every module, or of some, while this is open."""
+def hooked(root: nn.Module, visit: Visit, only: set[str] | None = None, *, first: bool = True) -> Iterator[None]:
+    """Visit every event of every module, or of some, while this is open.
+
+    Hooks that were there get what the visit changes; with `first=False` the visit sees what those have changed. (Models
+    of transformers have hooks of their own, which collect hidden states.)
+    """
     calls: Counter[str] = Counter()
     running: dict[str, list[int]] = defaultdict(list)
     handles: list[Any] = []
@@ -135,8 +139,8 @@ def hooked(root: nn.Module, visit: Visit, only: set[str] | None = None) -> Itera
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             return visit(module, Event(name, "output", running[name].pop()), output)
 
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after, with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=first))
+        handles.append(module.register_forward_hook(after, with_kwargs=True, prepend=first))
 
     try:
         for name, module in root.named_modules():
@@ -177,7 +181,7 @@ def watching(root: nn.Module) -> Iterator[Seen]:
             seen.tensors[event] = {path: x.detach().clone() for path, x in tensors(value)}
             seen.first[event] = path
 
-    with hooked(root, visit):
+    with hooked(root, visit, first=False):
         yield seen
 
 
@@ -317,7 +321,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16:
 
 def distance(x: Tensor, y: Tensor) -> float:
     """The largest difference, relative to the largest value; infinite if shapes or NaNs differ."""
-    if x.shape != y.shape or x.dtype != y.dtype or x.layout != y.layout or x.is_nested or x.layout != torch.strided:
+    if x.is_nested and y.is_nested:
+        parts = list(zip(x.unbind(), y.unbind(), strict=False))
+        return max((distance(*pair) for pair in parts), default=0.0) if x.size(0) == y.size(0) else float("inf")
+    if x.shape != y.shape or x.dtype != y.dtype or x.layout != y.layout or x.layout != torch.strided:
         return float("inf")
     x, y = (z.detach().dequantize() if z.is_quantized else z.detach() for z in (x, y))
     if x.numel() == 0:
