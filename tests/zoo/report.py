@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from statistics import median
 from typing import Any
 
+from zoo import known
+
 Records = dict[tuple[str, str], dict[str, Any]]
 
 CHECKED = ("ok", "failed")
@@ -71,9 +73,11 @@ def page(records: Records) -> str:
     ]
     failed = [record for record in checked if record["status"] == "failed"]
     for record in failed:
+        reasons = {known.reason(record["package"], record["name"], problem) for problem in record["problems"]}
         kinds = Counter(problem["check"] for problem in record["problems"])
         what = ", ".join(f"{kind} ({number})" for kind, number in kinds.items())
-        lines.append(f"- {record['package']} `{record['name']}`: {what}")
+        why = "; ".join(sorted(reason or "not explained" for reason in reasons))
+        lines.append(f"- {record['package']} `{record['name']}`: {what}: {why}")
     lines += ["" if failed else "Nothing.", "## What is refused", ""]
     refused: Counter[str] = Counter()
     for record in checked:
@@ -93,3 +97,12 @@ def page(records: Records) -> str:
     for reason, names in sorted(reasons.items(), key=lambda pair: -len(pair[1])):
         lines.append(f"- {reason} ({len(names)}: {', '.join(names[:5])}{', …' if len(names) > 5 else ''})")
     return "\n".join(lines) + "\n"
+
+
+def unexplained(records: Records) -> list[str]:
+    """The networks with a disagreement that `known.py` does not explain."""
+    return [
+        f"{record['package']} {record['name']}"
+        for record in records.values()
+        if any(known.reason(record["package"], record["name"], p) is None for p in record.get("problems", []))
+    ]

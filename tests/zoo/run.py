@@ -172,6 +172,8 @@ def main() -> None:
     print(report.table(latest(arguments.results)))
     if arguments.report:
         arguments.report.write_text(report.page(latest(arguments.results)))
+    if unexplained := report.unexplained(latest(arguments.results)):
+        sys.exit(f"{len(unexplained)} networks disagree: {', '.join(unexplained[:8])}")
 
 
 if __name__ == "__main__":
