@@ -104,7 +104,7 @@ def in_child(network: Any, limit: float, edits: int) -> dict[str, Any]:
     seconds = round(time.monotonic() - start, 2)
     if text:
         return json.loads(text) | {"seconds": seconds}
-    is_late = seconds >= limit - 1
+    is_late = seconds >= limit
     return {"status": "time is up" if is_late else "crashed", "reason": f"exit status {status}", "seconds": seconds}
 
 
