@@ -92,6 +92,18 @@ def test_every_head_and_neuron_sums_to_the_stream(kind) -> None:
     assert torch.allclose(into, cache._stream(1, mlp_input=True), atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "llama"])
+@torch.no_grad()
+def test_float64_models_whose_norms_round_to_float32(kind) -> None:
+    model = hookline.hook(tiny_models.causal_lm(kind).double())
+    ids = torch.arange(3, 9)[None]
+    _, cache = model.run_with_cache(ids)
+    assert torch.allclose(cache.get_full_resid_decomposition().sum(0), cache["resid_post", -1], atol=1e-5)
+    _, edited = model.run_with_cache(ids, fwd_hooks=[("blocks.1.hook_resid_pre", lambda x: x * 1.001)])
+    with pytest.raises(HooklineError, match="edited"):
+        edited.get_full_resid_decomposition()
+
+
 @torch.no_grad()
 def test_neurons_by_layer_and_some_of_them() -> None:
     model, _, cache = cached("granite")  # has a factor between MLP and stream

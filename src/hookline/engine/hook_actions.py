@@ -63,6 +63,8 @@ class HookAction(PointAction):
     on_error: OnError | None = None
     reach: Reach | None = None
     """Of a hook for some positions only."""
+    keeps_masked = False
+    """Whether entries that the model masked stay masked: those of scores."""
 
     def __init__(self, point: HookPoint, hook: Any, *, prepend: bool = False) -> None:
         super().__init__(point, prepend=prepend)
@@ -107,6 +109,7 @@ class Edit(HookAction):
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:
         super().__init__(point, hook, prepend=prepend)
         self.view: Any = self.lens
+        self.keeps_masked = point.site.kind is Kind.SCORES
         if point.permanent.raises_own and type(self).lend is Edit.lend:
             self.lend = self._lend_again
         self.has_edited = self.has_passed_on = False

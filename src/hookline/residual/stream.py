@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hookline.engine.names import Points
     from hookline.transformer.index import ModelPoints
 
-_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+_ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""How far a sum may be from the whole, relative to it. Norms of transformers round to float32 in float64 models too."""
 
 
 class StreamCache(ActivationCache):

@@ -2,10 +2,11 @@
 
 Every point is compared with the model itself, not with our reading of its architecture: it fires once, with the
 expected axes; caching it leaves the logits bitwise equal; an identity edit leaves them unchanged, and a zeroing edit
-does not; its gradient is that of autograd; the stream equals the hidden states and the pattern the attentions that the
-model reports; the outputs of attention and MLP add up to the stream; the pattern mixes the values into `z`; the results
-of heads sum to the output of the projection; a norm scales with its normalized activation; editing all per-head inputs
-has the effect of editing the stream; the router determines the experts.
+does not; its gradient is that of autograd; the stream equals the hidden states and the pattern the attentions that
+the model reports; the outputs of attention and MLP add up to the stream; the pattern mixes the values into `z`;
+scaled scores leave the real tokens of a padded batch finite; the results of heads sum to the output of the
+projection; a norm scales with its normalized activation; editing all per-head inputs has the effect of editing the
+stream; the router determines the experts.
 """
 
 from __future__ import annotations
@@ -171,6 +172,28 @@ def _mixes(cache: ActivationCache, layer: Layer, part: str) -> bool:
     return _close(torch.einsum("bhpk,bkhe->bphe", pattern, values), z)
 
 
+def _scores(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Scaled scores leave real tokens of a left-padded batch finite: masked entries stay masked."""
+    here, batch = [name for name in names if name.endswith("hook_attn_scores")], probe.padded()
+    if not here or batch is None:
+        return
+    mask = batch["attention_mask"].bool()
+
+    def is_finite(scaled: list[str]) -> bool:
+        hooks = [(name, lambda scores: scores * 1.3) for name in scaled]
+        logits = probe.model.run_with_hooks(**batch, fwd_hooks=hooks)
+        probe.on_run()
+        is_by_token = logits.shape[:2] == mask.shape
+        return bool((logits[mask.to(logits.device)] if is_by_token else logits).isfinite().all())
+
+    with torch.no_grad():
+        if not is_finite([]) or is_finite(here):
+            return
+        for name in here:
+            if not is_finite([name]):
+                yield name, "scaled in a padded batch, it makes real tokens NaN"
+
+
 def _queries(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """Queries and keys have the same shapes after projection and in the product."""
     cache = probe.values(names, "hook_q", "hook_k", "hook_rot_q", "hook_rot_k")
@@ -260,6 +283,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 CHECKS: tuple[Check, ...] = (
-    _fires_once, _leaves_logits, _identity, _effect, _gradient, _stream, _sums, _pattern, _mix, _queries, _results,
-    _norms, _copies, _experts,
+    _fires_once, _leaves_logits, _identity, _effect, _gradient, _stream, _sums, _pattern, _mix, _scores, _queries,
+    _results, _norms, _copies, _experts,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from hookline.engine.cache import ActivationCache
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
+from hookline.engine.signatures import parameters_of
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.errors import HooklineError, a_type
 from hookline.transformer.anatomy import Block, Stack
@@ -143,6 +144,15 @@ class Probe:
             is_changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
             rest += [name for name, changed in zip(some, is_changed, strict=False) if not changed or is_changed[-1]]
         return rest
+
+    def padded(self) -> dict[str, Any] | None:
+        """The inputs with the first half of the first text masked; None if they have no text to mask."""
+        ids = self.inputs.get("input_ids")
+        if ids is None or ids.ndim != 2 or "attention_mask" not in parameters_of(self.model.module)[0]:
+            return None
+        mask = torch.ones_like(ids)
+        mask[0, : ids.shape[1] // 2] = 0
+        return self.inputs | {"attention_mask": mask}
 
     def zeroing_runs(self) -> int:
         """How often `unchanged_by_zeroing` runs the model for all points."""
