@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 from experiment_models import Models, tokens
 from torch import nn
@@ -377,3 +378,21 @@ def test_transcoders_of_another_layer_are_pointed_out(tmp_path, tinyworld) -> No
     wrong = graphs.attribution_graph(tinyworld, texts[1], Transcoders(moved, own.origin))
     assert {layer for layer, value in wrong.info["explained"].items() if value < 0} == {"0", "2"}
     assert "in layers 0, 2: attention sinks" in repr(wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"), [("cohere", "logit_scale", 0.0625), ("granite", "logits_scaling", 8.0)]
+)
+def test_edges_into_a_logit_sum_to_the_logit_that_the_model_returns(kind, name, value) -> None:
+    model = hookline.hook(tiny_models.causal_lm(kind, **{name: value}))
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        logits = model.module(ids).logits[0, -1]
+    graph = graphs.attribution_graph(model, ids, target=torch.tensor([3, 9]), progress=False)
+    for node in (node for node in graph.nodes if node.kind == "logit"):
+        column = graph.nodes.index(node)
+        total = graph.edges[column].sum() + graph.bias[column]
+        own = logits[node.feature] - logits.mean()
+        assert float(total) == pytest.approx(float(own), abs=1e-5)
+        assert node.pre_activation == pytest.approx(float(own), abs=1e-5)
+    assert graph.check().top(1, by="value")[0].value < 1e-4

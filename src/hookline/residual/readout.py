@@ -106,14 +106,10 @@ class Readout(StreamCache):
     def _finish(self) -> Callable[[Tensor], Tensor]:
         """The function from the output of the unembedding to the logits of this run: a factor, or a soft cap."""
         _, out, logits = self._unembedding()
-        factor = _factor(out, logits)
-        if factor is not None:
-            return lambda x: x if factor == 1.0 else x * factor
-        config = self._model.anatomy.config
-        for cap in (getattr(config, name, None) for name in _CAPS):
-            if cap and is_rounding(cap * (out.float() / cap).tanh() - logits.float(), logits):
-                return lambda x: cap * (x / cap).tanh()
-        raise HooklineError(f"{config.model_type} computes logits from its unembedding in an unknown way")
+        factor, cap = factor_and_cap(out, logits, self._model.anatomy.config)
+        if cap is not None:
+            return lambda x: cap * (x / cap).tanh()
+        return lambda x: x if factor == 1.0 else x * factor
 
     def _unembedding(self) -> tuple[Tensor, Tensor, Tensor]:
         """The input and the output of the unembedding, and the logits."""
@@ -121,6 +117,17 @@ class Readout(StreamCache):
             raise HooklineError("this cache has no logits, which the readout is checked against: use run_with_cache")
         logits = self.logits if self.has_batch_dim else self.logits[0]
         return self["unembed.hook_in"], self["unembed.hook_out"], logits.to(self["unembed.hook_out"].device)
+
+
+def factor_and_cap(out: Tensor, logits: Tensor, config: Any) -> tuple[float, float | None]:
+    """What makes logits of the output of the unembedding: a factor, or a soft cap."""
+    factor = _factor(out, logits)
+    if factor is not None:
+        return factor, None
+    for cap in (getattr(config, name, None) for name in _CAPS):
+        if cap and is_rounding(cap * (out.float() / cap).tanh() - logits.float(), logits):
+            return 1.0, cap
+    raise HooklineError(f"{config.model_type} computes logits from its unembedding in an unknown way")
 
 
 def _factor(x: Tensor, y: Tensor) -> float | None:

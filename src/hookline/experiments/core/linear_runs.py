@@ -19,6 +19,7 @@ from hookline.engine.compiling import left_out
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
+from hookline.residual.readout import factor_and_cap
 
 EMBEDDING, LOGITS = -1, -2
 """In place of a layer: the embeddings as a source, and the unembedding as a reader."""
@@ -103,9 +104,13 @@ class LinearRun:
         is_added = bool(positions) and positions[0].shape == started.shape
         self.positions = positions[0] if is_added else torch.zeros_like(started)
         self.embedding = started - self.positions
-        self.logits: Float[Tensor, " vocab"] = self._made[LOGITS].detach()
-        """What the unembedding returns at the last position: the logits, before a soft cap if there is one."""
-        self.probabilities = logits.detach()[0, -1].float().softmax(-1)
+        out, own = self._made[LOGITS], logits.detach()[0, -1]
+        self.factor, cap = factor_and_cap(out.detach(), own, self.model._anatomy.config)
+        """By what the model multiplies what its unembedding returns."""
+        self._made[LOGITS] = out * self.factor
+        self.logits: Float[Tensor, " vocab"] = out.detach() if cap is not None else own
+        """The model's logits at the last position, before a soft cap if there is one."""
+        self.probabilities = own.float().softmax(-1)
 
     def _freeze(self, x: Tensor, hook: HookPoint) -> Tensor:
         self.frozen[hook.name] = x.detach()
@@ -206,4 +211,4 @@ class LinearRun:
         hooks += [("unembed.hook_in", note(LOGITS)), ("unembed.hook_out", lambda x: logits.append(x[0, -1].clone()))]
         with left_out("the run is edited at every layer"):
             self.model.run_with_hooks(**self.call, fwd_hooks=hooks)
-        return inputs, logits[0]
+        return inputs, logits[0] * self.factor
