@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import tiny_models
 import torch
+from backends import needs_compiler
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
@@ -511,3 +512,31 @@ def test_a_text_is_not_read_character_by_character(model) -> None:
             raise AssertionError("a prompt of 100,000 characters would take a quarter of a second in every call")
 
     assert torch.equal(model(Text("The capital")), model("The capital"))
+
+
+def with_hooks_in_a_block(model, ids):
+    with model.hooks(fwd_hooks=[("resid_post0", torch.zeros_like)]):
+        return model(ids)
+
+
+IN_COMPILED_CODE = {
+    "run_with_cache": lambda model, ids: model.run_with_cache(ids)[1]["pattern", 1],
+    "hooks": with_hooks_in_a_block,
+    "stop_at_layer": lambda model, ids: model(ids, stop_at_layer=1),
+    "generate": lambda model, ids: model.generate(ids, max_new_tokens=2, do_sample=False),
+    "sweep": lambda model, ids: patching.sweep(model, ids, ids.flip(1), lambda logits: logits[:, -1, 3]).values,
+}
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+@pytest.mark.quick_for("run_with_cache", "hooks")
+@pytest.mark.parametrize("name", IN_COMPILED_CODE)
+def test_methods_can_be_called_from_code_that_is_being_compiled(model, name) -> None:
+    call, ids = IN_COMPILED_CODE[name], torch.tensor([[3, 4, 5]])
+    expected = call(model, ids)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda ids: call(model, ids + 0), backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(ids), expected)
+    torch._dynamo.reset()

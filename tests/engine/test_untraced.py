@@ -1,5 +1,6 @@
 """Our verbs in code that is being compiled: they are never traced, and leave nothing behind in the process."""
 
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -164,18 +165,33 @@ def test_a_wrapper_that_is_called_is_one_graph(backend, net, x) -> None:
     assert backend.graphs == 1
 
 
-@pytest.fixture(params=["never", "before", "now"])
+@pytest.fixture(params=["never", "before", "here", "elsewhere"])
 def compiler(request, backend):
-    """Whether the compiler is active: then Python holds more references to the arguments of calls."""
+    """Whether compiled code runs: then Python holds more references to the arguments of calls, in all threads."""
     if request.param == "before":
         net = hookline.hook(MLP())
-        for call in CALLS.values():
-            torch.compile(lambda x: call(net, x) * 2, backend=backend)(torch.randn(5, 4))  # noqa: B023
-    before = set_eval_frame(False) if request.param == "now" else None
+        for name in ("run_with_hooks", "run_with_cache", "hooks, the module"):
+            torch.compile(lambda x: CALLS[name](net, x) * 2, backend=backend)(torch.randn(5, 4))  # noqa: B023
+    begun, over = threading.Event(), threading.Event()
+
+    def run_compiled_code() -> None:
+        before = set_eval_frame(False)
+        begun.set()
+        over.wait()
+        set_eval_frame(before)
+
+    thread = threading.Thread(target=run_compiled_code)
+    if request.param == "elsewhere":
+        thread.start()
+        begun.wait()
+    before = set_eval_frame(False) if request.param == "here" else None
     try:
         yield
     finally:
         set_eval_frame(before)
+        over.set()
+        if thread.ident is not None:
+            thread.join()
 
 
 def test_what_is_in_the_graph_does_not_depend_on_the_compiler(compiler, net, x) -> None:

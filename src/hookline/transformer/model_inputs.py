@@ -115,6 +115,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         if mask is not None and input is not None and not isinstance(input, Tensor):
             warn_of_ragged(mask, is_causal=self._anatomy.main.name != "encoder")
 
+    @outside_compiler
     def _inputs(
         self,
         input: str | Sequence[str] | Tensor,
