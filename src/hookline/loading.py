@@ -19,6 +19,7 @@ from hookline.engine.untraced import outside_compiler
 from hookline.errors import HooklineError, a_type, warn
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
+from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.empty import dtype_in, from_pretrained_empty, quiet_loading
 from hookline.transformer.find_anatomy import find_anatomy, language_of, tower_of, unknown_anatomy
 from hookline.transformer.hub import EMBEDDED, ModelSource, as_hookline_error, check_transformers, find_model
@@ -53,7 +54,7 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     model = _model_inside(module)
     anatomy = find_anatomy(model) if _is_model(model) else None
     if anatomy is not None:
-        _warn_of_dropped_caps(model)
+        _warn_of_dropped_caps(model, anatomy)
         text, processor = _text_and_more(tokenizer)
         hooked: HookedModule = HookedModel(model, text, anatomy, processor)
         if model is not module:
@@ -95,10 +96,9 @@ def _model_inside(module: nn.Module) -> nn.Module:
     return model
 
 
-def _warn_of_dropped_caps(model: nn.Module) -> None:
+def _warn_of_dropped_caps(model: nn.Module, anatomy: Anatomy) -> None:
     """Warn of attention scores without their soft cap, which some versions of transformers leave out with sdpa."""
-    config: Any = model.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = anatomy.config
     cap = getattr(config, "attn_logit_softcapping", None)
     is_theirs = type(model).__module__.startswith("transformers.")
     if cap is not None and is_theirs and getattr(config, "_attn_implementation", None) == "sdpa":

@@ -39,7 +39,7 @@ from hookline.transformer.memory import check_counts, run_memory
 from hookline.transformer.model_inputs import checked_mask
 from hookline.transformer.output_options import ignored_option
 from hookline.transformer.resume import resumed, stream_at
-from hookline.transformer.verify.probe import outcome
+from hookline.transformer.verify.probe import has_outcome, outcome
 from hookline.transformer.verify.report import Report, verify_model
 from hookline.vision.image_methods import ImageMethods, with_shapes
 from hookline.vision.images import Images
@@ -180,7 +180,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
 
         An encoder-decoder model also takes `decoder_input`; the default is its start token. A model without a head
         returns its last hidden state as logits. With `labels` the loss is the model's own, and by default the model's
-        own output is returned, so that Trainer and peft can train the wrapper.
+        own output is returned, so that Trainer and peft can train the wrapper; so it is if it has no logits.
         """
         if kwargs:
             self._check_options(kwargs)
@@ -217,7 +217,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         with skipping, entering:
             inputs = {**given, **kwargs, "use_cache": False}
             if attention_mask is not None:
-                inputs["attention_mask"] = checked_mask(attention_mask, inputs)
+                inputs["attention_mask"] = checked_mask(attention_mask, inputs, self._points)
             return self._run_to(inputs, **run)
 
     def _check_options(self, kwargs: dict[str, Any]) -> None:
@@ -239,9 +239,10 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         if return_type == "output":
             return self._output(inputs, is_own=True)
         output = self._output(inputs)
+        if isinstance(return_type, _Unset) and (inputs.get("labels") is not None or not has_outcome(output)):
+            return output
         if inputs.get("labels") is not None:
-            asked = own_loss(output, return_type, per_token)
-            return output if isinstance(return_type, _Unset) else asked
+            return own_loss(output, return_type, per_token)
         logits = outcome(output)
         if return_type is None or return_type == "logits":
             return None if return_type is None else logits

@@ -81,6 +81,9 @@ class Action:
     def settle(self) -> None:
         """The run has ended."""
 
+    def refuse(self, why: str) -> None:
+        """The model turned out not to compute what it is about."""
+
     def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:
         """Append the step of this action."""
         if self.is_replayed or not is_replay:
@@ -267,6 +270,10 @@ class PointAction(Action):
             raise self.uncounted()
         return call == self.point.only
 
+    def refuse(self, why: str) -> None:
+        """Raise: the model turned out not to compute the value of the point."""
+        raise UnavailablePointError(f"{self.point.name!r} is not available on this model: {why}")
+
     def uncounted(self) -> HooklineError:
         """The error for a point that is for one call of its module, where calls are not counted."""
         if recomputing.is_on:
@@ -312,6 +319,11 @@ class Record(PointAction):
         self.fired = True
         self.recorder.keep(self.point, x)
         return value
+
+    def refuse(self, why: str) -> None:
+        """Raise, unless everything was asked for that there is."""
+        if not self.recorder.skips_missing:
+            super().refuse(why)
 
     def _later(self, value: Any) -> Tensor | Deferred:
         x = None if self.later is None else self.later(value)

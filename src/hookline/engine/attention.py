@@ -8,8 +8,9 @@ computed in separate steps; otherwise the fused call is unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from hookline.engine.interception import FunctionInterceptor, ModeInterceptor, O
 from hookline.engine.modes import GradMode
 from hookline.engine.order import Kind
 from hookline.engine.schedule import active
+from hookline.engine.signatures import parameters_of
 from hookline.engine.taps import Tap
 
 _FUSED = F.scaled_dot_product_attention
@@ -114,15 +116,39 @@ def _within_images(scores: Tensor, lengths: list[int] | None) -> Tensor:
     return scores.masked_fill(owner[:, None] != owner[None], -torch.inf)
 
 
+SEVERAL = "{} computes several of them in one call, each with a number: name one of them, such as …#0"
+
+
+def _acts_on_any(action: Any) -> bool:
+    """Whether a hook acts on every pattern that there is."""
+    return not action.only_reads and action.point.only is None
+
+
+_heads: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
+
+
+def expect_heads(module: nn.Module, heads: int | None) -> None:
+    """Note that an attention module computes one pattern for all of its heads and tokens in each call.
+
+    What does not have that shape is not taken for queries, scores or a pattern. None if the number of heads that one
+    process has is not known.
+    """
+    _heads[module] = heads
+
+
 class AttentionSteps(FunctionInterceptor):
     """What is done at the torch functions of one attention module."""
 
     kinds = Kind.QUERY, Kind.KEY, Kind.SCORES, Kind.PATTERN
     plain = frozenset({nn.Linear})
 
-    def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
-        super().__init__(module, taps)
+    def __init__(
+        self, module: nn.Module, taps: Mapping[Kind, Tap], arguments: tuple[Any, dict[str, Any]] = ((), {})
+    ) -> None:
+        super().__init__(module, taps, arguments)
         self.seen_qk = False  # whether the product of queries and keys was computed
+        self.patterns = 0  # how many patterns were computed
+        self.other_shape: torch.Size | None = None  # of scores that are not those of all heads and tokens
         self.lengths: list[int] | None = None  # of images or windows packed into one row, each attending only to itself
         self.shifted: tuple[Tensor, Tensor] | None = None  # scores, and scores minus the maximum of each row
 
@@ -134,16 +160,88 @@ class AttentionSteps(FunctionInterceptor):
             return self._split(func, args, kwargs)
         if func in _DIFFERENCES:
             return self._difference(func, args, kwargs)
-        if func in _SOFTMAX and args and args[0].ndim >= 3:
-            self.seen_qk = True
-            scores = self._scores(args[0])
-            return self.taps[Kind.PATTERN].flow(func(scores, *args[1:], **kwargs))
+        if func in _SOFTMAX and args and self._is_over_keys(*args, **kwargs):
+            return self._softmax(func, args, kwargs)
         if not self.seen_qk and func in _PRODUCTS:
             names = _PRODUCTS[func]
             args, kwargs = self._product(dict(zip(names, args, strict=False)) | kwargs, names)
         return func(*args, **kwargs)
 
+    def is_whole(self, shape: torch.Size) -> bool:
+        """Whether queries or scores of this shape are those of all heads and tokens: `b h p …` or `(b h) p …`."""
+        tokens = self._tokens()
+        if tokens is None:
+            return False
+        (batch, length), heads, rows = tokens, _heads.get(self.module), shape[:-1]
+        if heads is None:
+            return len(rows) == 3 and (rows[0], rows[2]) == (batch, length)
+        return rows in ((batch, heads, length), (batch * heads, length))
+
+    def are_queries(self, shape: torch.Size) -> bool:
+        """Whether the first factor of a product of this shape are the queries."""
+        return self.is_whole(shape)
+
+    def are_scores(self, shape: torch.Size) -> bool:
+        """Whether the argument of a softmax of this shape are the scores."""
+        return self.is_whole(shape)
+
+    def _tokens(self) -> tuple[int, int] | None:
+        """The batch size and the number of tokens that the module was called with; None if it is not known."""
+        args, kwargs = self.arguments
+        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        if given is None or given.ndim < 2:
+            return None
+        return (1, given.shape[0]) if given.ndim == 2 else (given.shape[0], math.prod(given.shape[1:-1]))
+
+    def _is_over_keys(self, scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
+        """Whether a softmax with these arguments is that of the attention: not that of a gate, a router, …"""
+        if scores.ndim < 3 or dim not in (-1, scores.ndim - 1):
+            return False
+        if self.are_scores(scores.shape):
+            return True
+        self.other_shape = scores.shape
+        return False
+
+    def check(self) -> None:
+        """Refuse the points if there was attention, but never for all heads and tokens at once."""
+        if self.other_shape is None or self.patterns:
+            return
+        self.refuse(
+            f"{type(self.module).__name__} does not compute it for all heads and tokens at once, but in parts (one has "
+            f"shape {list(self.other_shape)})",
+            self.kinds[2:] if self.seen_qk else self.kinds,
+        )
+
+    def begin_pattern(self) -> None:
+        """Another pattern will be computed in this call of the module: only the first has hooks."""
+        self.patterns += 1
+        if self.patterns > 1:
+            self.refuse(SEVERAL.format(type(self.module).__name__), is_about=_acts_on_any)
+
+    def refuse(
+        self,
+        why: str,
+        kinds: Iterable[Kind] | None = None,
+        is_about: Callable[[Any], bool] = lambda _action: True,
+    ) -> None:
+        """Raise for whoever acts on what the module computes."""
+        for kind in kinds or self.kinds:
+            for action in self.taps[kind].actions():
+                if is_about(action):
+                    action.refuse(why)
+
+    def _softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The softmax of scores, after the hooks on them."""
+        self.seen_qk = True
+        self.begin_pattern()
+        scores = self._scores(args[0])
+        return self.taps[Kind.PATTERN].flow(func(scores, *args[1:], **kwargs))
+
     def _fused(self, call: FusedCall) -> Tensor:
+        if not self.is_whole(call.query.shape):
+            self.other_shape = call.query.shape
+            return self._fused_output(call)
+        self.begin_pattern()
         query, key, scores_at, pattern_at = self.taps.values()  # in the order of `kinds`
         output: Tensor | None = None
         if (captures := self.captures) is not None and self._is_alone():
@@ -199,10 +297,17 @@ class AttentionSteps(FunctionInterceptor):
         given = dict(zip(("tensor", "sizes", "dim"), args, strict=False))
         given |= {{"split_size_or_sections": "sizes", "split_size": "sizes"}.get(k, k): v for k, v in kwargs.items()}
         tensor, sizes = given["tensor"], given["sizes"]
-        if tensor.ndim != 4 or not isinstance(sizes, list | tuple) or given.get("dim", 0) not in (2, -2):
+        is_of_rows = isinstance(sizes, list | tuple) and tensor.ndim == 4 and given.get("dim", 0) in (2, -2)
+        if not is_of_rows or [*sizes] != self._packed_lengths():
             return func(*args, **kwargs)
-        self.lengths = list(sizes)
+        self.lengths = [*sizes]
         return (tensor,)
+
+    def _packed_lengths(self) -> list[int] | None:
+        """The lengths of the images or windows in one row, if the module was told where they end."""
+        args, kwargs = self.arguments
+        ends = (dict(zip(parameters_of(self.module)[0], args, strict=False)) | kwargs).get("cu_seqlens")
+        return ends.diff().tolist() if isinstance(ends, Tensor) else None
 
     def _difference(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Some models subtract the maximum of each row before the softmax; the hooked scores are those before."""
@@ -233,7 +338,8 @@ class AttentionSteps(FunctionInterceptor):
     def _product(self, given: dict[str, Any], names: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a product; the first product of two activations with heads is that of queries and keys."""
         left, right = names[-2:]
-        if all(isinstance(given.get(name), Tensor) and given[name].ndim >= 3 for name in (left, right)):
+        has_axes = all(isinstance(given.get(name), Tensor) and given[name].ndim >= 3 for name in (left, right))
+        if has_axes and self.are_queries(given[left].shape):
             self.seen_qk = True
             given[left] = self.taps[Kind.QUERY].flow(given[left])
             given[right] = self.taps[Kind.KEY].flow(given[right].transpose(-2, -1)).transpose(-2, -1)

@@ -48,13 +48,15 @@ class InnerTap(Tap):
 
         def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             depth = len(interception.stack.interceptors)
-            interceptor = make.for_call(args, kwargs)(module, taps)
+            interceptor = make.for_call(args, kwargs)(module, taps, (args, kwargs))
             interceptor.captures = all_captures
             interception.start(interceptor)
             try:
-                return function(*args, **kwargs)
+                output = function(*args, **kwargs)
             finally:
                 interception.stop(depth)
+            interceptor.check()
+            return output
 
         return call
 
@@ -107,11 +109,13 @@ class InterceptScope:
 def _enter(
     make: type[FunctionInterceptor], taps: dict[Kind, Tap], module: nn.Module, args: Any, kwargs: dict[str, Any]
 ) -> None:
-    interception.start(make.for_call(args, kwargs)(module, taps))
+    interception.start(make.for_call(args, kwargs)(module, taps, (args, kwargs)))
 
 
-def _leave(module: nn.Module, _args: Any, _output: Any) -> None:
-    interception.stop_in(module)
+def _leave(module: nn.Module, _args: Any, output: Any) -> None:
+    interceptor = interception.stop_in(module)
+    if interceptor is not None and output is not None:  # None if the module raised
+        interceptor.check()
 
 
 def _mute(module: nn.Module, more: int, *_: Any) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hookline.engine.order import Kind
     from hookline.engine.taps import Tap
 
-    MakeInterceptor: TypeAlias = Callable[[nn.Module, Mapping[Kind, Tap]], "FunctionInterceptor"]
+    MakeInterceptor: TypeAlias = Callable[[nn.Module, Mapping[Kind, Tap], tuple[Any, dict[str, Any]]], "FunctionInterceptor"]
 
 
 class FunctionInterceptor:
@@ -50,9 +50,11 @@ class FunctionInterceptor:
         """What makes the interceptor of a call of a module with these arguments."""
         return cls
 
-    def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
+    def __init__(
+        self, module: nn.Module, taps: Mapping[Kind, Tap], arguments: tuple[Any, dict[str, Any]] = ((), {})
+    ) -> None:
         super().__init__()
-        self.module, self.taps = module, taps
+        self.module, self.taps, self.arguments = module, taps, arguments
         self.muted = 0  # how many ignored children are running; nothing is intercepted while any is
         self.is_over = False
 
@@ -72,12 +74,17 @@ class FunctionInterceptor:
         """Return the result of a function, of whose calls none is intercepted."""
         raise NotImplementedError
 
+    def check(self) -> None:
+        """The module has returned: raise if what it computed is not what the points in it are."""
+
 
 class NoInterceptor(FunctionInterceptor):
     """For a call of a module inside which there is nothing to intercept."""
 
-    def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap], why_not: str) -> None:
-        super().__init__(module, taps)
+    def __init__(
+        self, module: nn.Module, taps: Mapping[Kind, Tap], arguments: tuple[Any, dict[str, Any]], *, why_not: str
+    ) -> None:
+        super().__init__(module, taps, arguments)
         for action in (action for tap in taps.values() for action in tap.actions()):
             action.why_not = why_not
 
@@ -196,11 +203,14 @@ def stop(depth: int) -> None:
         stack.interceptors.pop()
 
 
-def stop_in(module: nn.Module) -> None:
-    """End the interceptor of `module` and those inside it."""
-    mine = [depth for depth, each in enumerate(stack.interceptors) if each.module is module]
-    if mine:
-        stop(mine[-1])
+def stop_in(module: nn.Module) -> FunctionInterceptor | None:
+    """End the interceptor of `module` and those inside it. Returns that of the module."""
+    depths = [depth for depth, each in enumerate(stack.interceptors) if each.module is module]
+    if not depths:
+        return None
+    interceptor = stack.interceptors[depths[-1]]
+    stop(depths[-1])
+    return interceptor
 
 
 def mute(module: nn.Module, more: int) -> None:

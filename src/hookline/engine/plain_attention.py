@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookline.engine.attention import INTERCEPTED, AttentionSteps, AttentionTap
+from hookline.engine.attention import INTERCEPTED, SEVERAL, AttentionSteps, AttentionTap
 from hookline.engine.interception import ModeInterceptor, NoInterceptor
 from hookline.engine.order import Kind
 from hookline.engine.taps import Tap
@@ -69,6 +69,10 @@ def heads_of(module: nn.Module) -> int:
     return next((each for each in found if isinstance(each, int) and not isinstance(each, bool) and each > 0), 1)
 
 
+def _has_edited_any(action: Any) -> bool:
+    return getattr(action, "has_edited", False) and action.point.only is None
+
+
 class PlainAttentionInterceptor(AttentionSteps, ModeInterceptor):
     """Intercepts the attention of any module, as often as it computes it in one call.
 
@@ -94,8 +98,11 @@ class PlainAttentionInterceptor(AttentionSteps, ModeInterceptor):
         is_nested = any(isinstance(x, Tensor) and x.is_nested for x in (*args, *kwargs.values()))
         return partial(NoInterceptor, why_not=_NESTED) if is_nested else cls
 
-    def __init__(self, module: nn.Module, taps: Mapping[Kind, Tap]) -> None:
-        super().__init__(module, taps)
+    def __init__(
+        self, module: nn.Module, taps: Mapping[Kind, Tap], arguments: tuple[Any, dict[str, Any]] = ((), {})
+    ) -> None:
+        super().__init__(module, taps, arguments)
+        self.rows: int | None = None  # the rows of the product that may be that of queries and keys
         self.has_pattern = False  # whether the next product is that of a pattern and the values
 
     def __torch_function__(
@@ -112,13 +119,37 @@ class PlainAttentionInterceptor(AttentionSteps, ModeInterceptor):
             if self.has_pattern:
                 self.has_pattern = self.seen_qk = False
                 return func(*args, **kwargs)
-            if func is _EINSUM and not self.seen_qk:
-                return self._einsum(args)
-        if func in _SOFTMAX:
-            if not self.seen_qk:  # not of a product: a router, a gate, …
-                return func(*args, **kwargs)
-            self.has_pattern = True
+            if not self.seen_qk:
+                result = self._einsum(args) if func is _EINSUM else self.intercept(func, args, kwargs)
+                self.rows = result.shape[:-1].numel()
+                return result
         return self.intercept(func, args, kwargs) if func in INTERCEPTED else func(*args, **kwargs)
+
+    def is_whole(self, shape: torch.Size) -> bool:  # noqa: ARG002 (nothing is known of the module)
+        """Whether queries are those of all heads and tokens."""
+        return True
+
+    def are_queries(self, shape: torch.Size) -> bool:
+        """Whether they are: the product of a column and a row has no scores, but angles of rotary embeddings, …"""
+        return shape[-1] > 1
+
+    def are_scores(self, shape: torch.Size) -> bool:
+        """Whether they are as many as the product before them has; if not, they are those of a router, a gate, …"""
+        self.has_pattern = self.seen_qk and shape[:-1].numel() == self.rows
+        return self.has_pattern
+
+    def check(self) -> None:
+        """Refuse edits if there was more than one pattern; who only looks sees all of them, one after the other."""
+        if self.patterns > 1:
+            self.refuse(SEVERAL.format(type(self.module).__name__), is_about=_has_edited_any)
+
+    def begin_pattern(self) -> None:
+        """Another pattern will be computed in this call of the module."""
+        self.patterns += 1
+        self.check()
+
+    def _split(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs)  # it is not known of what
 
     def _einsum(self, args: tuple[Any, ...]) -> Any:
         equation, *operands = args
@@ -126,7 +157,9 @@ class PlainAttentionInterceptor(AttentionSteps, ModeInterceptor):
             return _EINSUM(*args)
         self.seen_qk = True
         query, key = operands
-        return _EINSUM(equation, self.taps[Kind.QUERY].flow(query), self.taps[Kind.KEY].flow(key))
+        result = _EINSUM(equation, self.taps[Kind.QUERY].flow(query), self.taps[Kind.KEY].flow(key))
+        self.rows = result.shape[:-1].numel()
+        return result
 
 
 class PlainAttentionTap(AttentionTap):

@@ -104,9 +104,12 @@ class _Check:
             if not torch.allclose(expected.masked_fill(hidden, 0.0), pattern.double(), atol=1e-3):
                 wrong.append("the pattern is not the softmax of the scores")
         for name in NAMES:
-            if not self._is_close(self._run([(self._name(path, name), lambda x: x.clone())])):
+            point = self._name(path, name)
+            if len(values[name]) > 1:  # an edit of one of several
+                point += "#0"
+            if not self._is_close(self._run([(point, lambda x: x.clone())])):
                 wrong.append(f"{name}: replaced by itself, the output changes")
-            changed = self._run([(self._name(path, name), _other)])
+            changed = self._run([(point, _other)])
             if values["pattern"][0].shape[-1] > 1 and self._is_close(changed, 0.0):
                 wrong.append(f"{name}: with another value, the output is the same")
         return [f"{path}: {each}" for each in wrong]

@@ -35,33 +35,57 @@ def unknown_anatomy(model: nn.Module) -> str:
 
 def _find_lm(model: Any) -> Anatomy | None:
     """The anatomy of a language model or a speech model."""
-    config, head = model.config.get_text_config(decoder=True), model.get_output_embeddings()
+    config, head = _text_config(model.config, decoder=True), _says(model, "get_output_embeddings")
     if getattr(model.config, "is_encoder_decoder", False):
-        roots = {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+        roots = {"encoder": _says(model, "get_encoder"), "decoder": _says(model, "get_decoder")}
         stacks = [stack for name, root in roots.items() if (stack := _stack(name, root, None)) is not None]
-        return Anatomy(model.config.model_type, config, tuple(stacks), head) if len(stacks) == len(roots) else None
+        is_whole = len(stacks) == len(roots) and stacks[-1].embed is not None
+        return Anatomy(_kind(model.config), config, tuple(stacks), head) if is_whole else None
     stack = _stack("blocks", model, config)
-    return Anatomy(config.model_type, config, (_named(stack, model),), head) if stack is not None else None
+    if stack is None or stack.embed is None:
+        return None
+    return Anatomy(_kind(config), config, (_named(stack, model),), head)
 
 
 def _find_vlm(model: Any) -> Anatomy | None:
     """The anatomy of a vision-language model or a vision encoder; None for any other model."""
     whole = model.config
-    config = whole.get_text_config(decoder=True)
-    if getattr(model, "main_input_name", None) == "pixel_values" and config is whole and not whole.is_encoder_decoder:
+    config = _text_config(whole, decoder=True)
+    is_pair = getattr(whole, "is_encoder_decoder", False)
+    if getattr(model, "main_input_name", None) == "pixel_values" and config is whole and not is_pair:
         towers = _towers(model, None)
-        return Anatomy(towers[0].config.model_type, towers[0].config, towers, None) if len(towers) == 1 else None
+        return Anatomy(_kind(towers[0].config), towers[0].config, towers, None) if len(towers) == 1 else None
     tower, language = tower_of(model), language_of(model)
     if tower is None or language is None:
         return None
     stack = _stack("blocks", language, config, cross_attends=True)
     towers = _towers(tower, getattr(whole, "vision_feature_layer", getattr(whole, "vision_feature_layers", None)))
-    if stack is None or not towers:
+    if stack is None or stack.embed is None or not towers:
         return None
     if stack.ln_final is None:  # in CLIP it is beside the encoder
         stack = replace(stack, ln_final=child(language, roles.FINAL_NORM))
-    head, projectors = model.get_output_embeddings(), _projectors(model, towers[0])
-    return Anatomy(whole.model_type, config, (_named(stack, model),), head, towers, projectors)
+    head, projectors = _says(model, "get_output_embeddings"), _projectors(model, towers[0])
+    return Anatomy(_kind(whole), config, (_named(stack, model),), head, towers, projectors)
+
+
+def _says(model: Any, method: str) -> Any:
+    """What a method of a model returns; None if its class does not implement it."""
+    try:
+        return getattr(model, method)()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def _text_config(config: Any, *, decoder: bool) -> Any:
+    """The config of the text in a model; the whole config if it does not say which part that is."""
+    try:
+        return config.get_text_config(decoder=decoder)
+    except (AttributeError, ValueError):  # a config of another library; several texts
+        return config
+
+
+def _kind(config: Any) -> str:
+    return getattr(config, "model_type", "")
 
 
 def _stack(name: str, root: Any, config: Any, *, cross_attends: bool = False) -> Stack | None:
@@ -69,20 +93,25 @@ def _stack(name: str, root: Any, config: Any, *, cross_attends: bool = False) ->
 
     With `cross_attends`, its layers may have cross-attention, as in a decoder.
     """
-    found = [each for each in _layer_lists(root) if config is None or len(each[1]) == config.num_hidden_layers]
+    if root is None:
+        return None
+    n_layers = None if config is None else getattr(config, "num_hidden_layers", -1)  # without it none is certain
+    found = [each for each in _layer_lists(root) if n_layers is None or len(each[1]) == n_layers]
     if len(found) > 1 and len({path.count(".") for path, _ in found}) == 1:
         return None  # none of them is the outermost
-    if config is None and (own := getattr(root, "config", None)) is not None:
-        config = own.get_text_config(decoder=name == "decoder")
-    if not found or not hasattr(config, "hidden_size"):
+    if not found:
         return None
     path, layers = min(found, key=lambda each: each[0].count("."))
     parent = root.get_submodule(path.rpartition(".")[0])
+    if config is None and (own := getattr(parent, "config", getattr(root, "config", None))) is not None:
+        config = _text_config(own, decoder=name == "decoder")
+    if not hasattr(config, "hidden_size"):
+        return None
     return Stack(
         name,
         config,
         tuple(_block(layer, config, has_encoder=cross_attends or name == "decoder") for layer in layers),
-        root.get_input_embeddings(),
+        _says(root, "get_input_embeddings") or child(root, roles.EMBEDDING),
         child(parent, roles.POSITIONS) or _position_embedding_beside(root, path),
         child(parent, roles.FINAL_NORM),
         config.hidden_size,
@@ -115,7 +144,7 @@ def _named(stack: Stack, model: Any) -> Stack:
     attn = next((block.attn for block in stack.blocks if block.attn is not None), None)
     own = getattr(attn, "is_causal", None)
     is_causal = own if isinstance(own, bool) else getattr(model.config, "is_decoder", False) or attn is None
-    return stack if model.can_generate() or is_causal else replace(stack, name="encoder")
+    return stack if _says(model, "can_generate") or is_causal else replace(stack, name="encoder")
 
 
 def _block(layer: nn.Module, config: Any, *, has_encoder: bool) -> Block:
@@ -224,8 +253,8 @@ def _without_head(model: nn.Module) -> nn.Module:
 
 def _towers(root: Any, feature_layer: int | list[int] | None) -> tuple[Tower, ...]:
     """The stacks of layers in a vision tower, in order; a second stack attends globally."""
-    found, embed = _layer_lists(root), child(root, roles.PATCHES)
-    if embed is None or len(found) not in (1, 2):
+    found, embed, config = _layer_lists(root), child(root, roles.PATCHES), getattr(root, "config", None)
+    if embed is None or len(found) not in (1, 2) or not hasattr(config, "hidden_size"):
         return ()
     (path, layers), *others = found
     parent, positions = root.get_submodule(path.rpartition(".")[0]), child(root, roles.POSITIONS)

@@ -18,6 +18,7 @@ from hookline.text.token_methods import TokenHelpers
 from hookline.text.tokenizer import Side, shown_prompt
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.cfg import cfg_of, device_of
+from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import image_positions
 from hookline.transformer.wrapped import WrappedTransformer
 
@@ -98,7 +99,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask
         if inputs.get("attention_mask") is not None:
-            inputs["attention_mask"] = checked_mask(inputs["attention_mask"], inputs)
+            inputs["attention_mask"] = checked_mask(inputs["attention_mask"], inputs, self._points)
         self._remember(inputs)
         if is_tokens and len(inputs) == 1 and inputs["input_ids"] is input:
             vars(self)["_checked_tokens"] = self._checked_now(input)
@@ -204,9 +205,12 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         return inputs | self._decoder_inputs(None, inputs)
 
 
-def checked_mask(mask: Tensor, inputs: dict[str, Any]) -> Tensor:
+def checked_mask(mask: Tensor, inputs: dict[str, Any], points: ModelPoints) -> Tensor:
     """The mask; raises if it is over tokens and does not have their shape. Masks with more axes are the model's."""
     ids = inputs.get("input_ids", inputs.get("inputs_embeds"))
     if mask.ndim > 2 or ids is None or inputs.get("past_key_values") is not None or mask.shape == ids.shape[:2]:
+        return mask
+    rows = len(mask) * (getattr(points.anatomy.config, "num_codebooks", None) or 1)  # MusicGen has a row for each
+    if ids.ndim == 2 and mask.ndim == 2 and ids.shape == (rows, mask.shape[1]):
         return mask
     raise HooklineError(f"attention_mask has the shape {list(mask.shape)}, but the tokens are {list(ids.shape[:2])}")

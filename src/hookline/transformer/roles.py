@@ -75,6 +75,8 @@ POSITIONS = (
     "wpe", "embed_positions", "position_embeddings", "positions_embed", "position_embedding", "pos_embed",
     "embeddings.position_embeddings", "embeddings.position_embedding",
 )  # fmt: skip
+EMBEDDING = ("embeddings.token_embedding", "embeddings.word_embeddings", "embed_tokens")
+"""Of a model whose class does not say which module embeds its tokens."""
 EMBEDDING_NORM = ("word_embeddings_layernorm",)
 GAINS = (("lambda_1", "lambda_2"), ("gate_attn", "gate_ffn"), ("cross_attn_attn_gate", "cross_attn_mlp_gate"))
 """Parameters that multiply the outputs of attention and MLP before they are added."""

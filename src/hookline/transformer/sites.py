@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from hookline.engine.attention import AttentionTap
+from hookline.engine.attention import AttentionTap, expect_heads
 from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Lens, chained
 from hookline.engine.names import lens_of
@@ -61,15 +61,15 @@ class PointSpec:
 
 def entry_points(stack: Stack, nth: int | None) -> Iterator[PointSpec]:
     """The points before the first layer; `nth` is this stack's call of the embedding, if stacks share it."""
-    tokens: Site | str = "the input is audio, embedded by convolutions that have native names"
+    tokens: Site | str = "the input is no text: the modules that embed it have native names"
     embed = tokens
-    if not isinstance(stack.embed, nn.Conv1d):
+    if not isinstance(stack.embed, nn.Conv1d | None):
         tokens = input_of(stack.embed)
         embed = _times(output_of(stack.embed_norm or stack.embed), stack.architecture.embedding_factor)
     yield PointSpec.of("hook_tokens", tokens, only=nth)
     yield PointSpec.of("hook_embed", embed, only=nth)
     added: Site | str = "this model adds no position embedding to the stream"
-    if stack.pos_embed is not None:
+    if stack.pos_embed is not None and stack.embed is not None:
         added = position_site(stack.pos_embed, output_of(stack.embed))
     yield PointSpec.of("hook_pos_embed", added)
 
@@ -286,6 +286,7 @@ def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config:
     yield PointSpec.of(f"{prefix}.hook_in", input_of(attn))
     heads, groups = head_counts(attn, config)
     sites = _projections(attn, config, heads, groups)
+    expect_heads(attn, None if completing(attn, Kind.SCORES) else heads)
     sites["rot_q"] = _in_attention(attn, Kind.QUERY, HeadsFirst(heads))
     sites["rot_k"] = _in_attention(attn, Kind.KEY, HeadsFirst(groups))
     keys = (sites["rot_k"],) if architecture(config).attention_sinks else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -227,6 +227,11 @@ def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 _OUTCOMES = ("logits", "prediction_logits", "logits_per_image", "last_hidden_state")
+
+
+def has_outcome(output: Any) -> bool:
+    """Whether an output has one of those that `outcome` returns; not that of a question answerer, a backbone, …"""
+    return isinstance(output, Tensor) or (isinstance(output, Mapping) and any(name in output for name in _OUTCOMES))
 
 
 def outcome(output: Any) -> Tensor:
