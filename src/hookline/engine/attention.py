@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -116,7 +117,7 @@ def _within_images(scores: Tensor, lengths: list[int] | None) -> Tensor:
     return scores.masked_fill(owner[:, None] != owner[None], -torch.inf)
 
 
-SEVERAL = "{} computes several of them in one call, each with a number: name one of them, such as …#0"
+SEVERAL = "its module computes several of them in one call: add the number of one to the name (#0)"
 
 
 def _acts_on_any(action: Any) -> bool:
@@ -124,16 +125,24 @@ def _acts_on_any(action: Any) -> bool:
     return not action.only_reads and action.point.only is None
 
 
-_heads: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
+class Shape(NamedTuple):
+    """What is known of the attention of a module."""
+
+    heads: int | None
+    """None if the number of heads that one process has is not known."""
+    positions_last: bool = False
+    """Whether the module takes `b d p`, as a convolution does."""
 
 
-def expect_heads(module: nn.Module, heads: int | None) -> None:
-    """Note that an attention module computes one pattern for all of its heads and tokens in each call.
+_shapes: WeakKeyDictionary[nn.Module, Shape] = WeakKeyDictionary()
 
-    What does not have that shape is not taken for queries, scores or a pattern. None if the number of heads that one
-    process has is not known.
+
+def expect(module: nn.Module, shape: Shape) -> None:
+    """Note that a module computes one pattern for all of its heads and tokens in each call.
+
+    What has another shape is not taken for queries, scores or a pattern.
     """
-    _heads[module] = heads
+    _shapes[module] = shape
 
 
 class AttentionSteps(FunctionInterceptor):
@@ -150,6 +159,7 @@ class AttentionSteps(FunctionInterceptor):
         self.patterns = 0  # how many patterns were computed
         self.other_shape: torch.Size | None = None  # of scores that are not those of all heads and tokens
         self.lengths: list[int] | None = None  # of images or windows packed into one row, each attending only to itself
+        self.is_edited = False  # whether a hook changed scores or a pattern
         self.shifted: tuple[Tensor, Tensor] | None = None  # scores, and scores minus the maximum of each row
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -162,17 +172,18 @@ class AttentionSteps(FunctionInterceptor):
             return self._difference(func, args, kwargs)
         if func in _SOFTMAX and args and self._is_over_keys(*args, **kwargs):
             return self._softmax(func, args, kwargs)
-        if not self.seen_qk and func in _PRODUCTS:
-            names = _PRODUCTS[func]
-            args, kwargs = self._product(dict(zip(names, args, strict=False)) | kwargs, names)
+        if func in _PRODUCTS:
+            return self._product(func, args, kwargs)
         return func(*args, **kwargs)
 
     def is_whole(self, shape: torch.Size) -> bool:
         """Whether queries or scores of this shape are those of all heads and tokens: `b h p …` or `(b h) p …`."""
-        tokens = self._tokens()
-        if tokens is None:
+        expected, given = _shapes.get(self.module), self._given()
+        if expected is None or given is None:
             return False
-        (batch, length), heads, rows = tokens, _heads.get(self.module), shape[:-1]
+        batch = given.shape[0] if given.ndim > 2 else 1
+        length = given.shape[-1] if expected.positions_last else given.shape[:-1].numel() // batch
+        rows, heads = shape[:-1], expected.heads
         if heads is None:
             return len(rows) == 3 and (rows[0], rows[2]) == (batch, length)
         return rows in ((batch, heads, length), (batch * heads, length))
@@ -185,13 +196,11 @@ class AttentionSteps(FunctionInterceptor):
         """Whether the argument of a softmax of this shape are the scores."""
         return self.is_whole(shape)
 
-    def _tokens(self) -> tuple[int, int] | None:
-        """The batch size and the number of tokens that the module was called with; None if it is not known."""
+    def _given(self) -> Tensor | None:
+        """The tensor that the module was called with, the first of its arguments."""
         args, kwargs = self.arguments
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-        if given is None or given.ndim < 2:
-            return None
-        return (1, given.shape[0]) if given.ndim == 2 else (given.shape[0], math.prod(given.shape[1:-1]))
+        return given if given is not None and given.ndim >= 2 and given.numel() else None
 
     def _is_over_keys(self, scores: Tensor, dim: int | None = None, *_: Any, **__: Any) -> bool:
         """Whether a softmax with these arguments is that of the attention: not that of a gate, a router, …"""
@@ -207,8 +216,8 @@ class AttentionSteps(FunctionInterceptor):
         if self.other_shape is None or self.patterns:
             return
         self.refuse(
-            f"{type(self.module).__name__} does not compute it for all heads and tokens at once, but in parts (one has "
-            f"shape {list(self.other_shape)})",
+            "what its module computes is not one pattern for all heads and for the tokens that it was called with (the "
+            f"shape is {list(self.other_shape)})",
             self.kinds[2:] if self.seen_qk else self.kinds,
         )
 
@@ -216,7 +225,7 @@ class AttentionSteps(FunctionInterceptor):
         """Another pattern will be computed in this call of the module: only the first has hooks."""
         self.patterns += 1
         if self.patterns > 1:
-            self.refuse(SEVERAL.format(type(self.module).__name__), is_about=_acts_on_any)
+            self.refuse(SEVERAL, is_about=_acts_on_any)
 
     def refuse(
         self,
@@ -235,13 +244,21 @@ class AttentionSteps(FunctionInterceptor):
         self.seen_qk = True
         self.begin_pattern()
         scores = self._scores(args[0])
-        return self.taps[Kind.PATTERN].flow(func(scores, *args[1:], **kwargs))
+        if self.lengths is None or self.is_edited:
+            weights = func(scores, *args[1:], **kwargs)
+        else:
+            weights = self._block_diagonal(lambda own: func(own, *args[1:], **kwargs), args[0])
+        pattern = self.taps[Kind.PATTERN].flow(weights)
+        self.is_edited |= pattern is not weights
+        return pattern
 
     def _fused(self, call: FusedCall) -> Tensor:
         if not self.is_whole(call.query.shape):
             self.other_shape = call.query.shape
             return self._fused_output(call)
         self.begin_pattern()
+        if self.seen_qk:  # a product with positions, whose result is the mask of this call
+            self.refuse(SEVERAL, self.kinds[:2], _acts_on_any)
         query, key, scores_at, pattern_at = self.taps.values()  # in the order of `kinds`
         output: Tensor | None = None
         if (captures := self.captures) is not None and self._is_alone():
@@ -322,7 +339,10 @@ class AttentionSteps(FunctionInterceptor):
         """The input of the softmax, after hooks on the scores."""
         shifted, self.shifted = self.shifted, None
         if shifted is None or shifted[1] is not given:
-            return self.taps[Kind.SCORES].flow(_within_images(given, self.lengths))
+            before = _within_images(given, self.lengths)
+            scores = self.taps[Kind.SCORES].flow(before)
+            self.is_edited = scores is not before
+            return scores
         before, _ = shifted
         scores = self.taps[Kind.SCORES].flow(before)
         return given if scores is before else scores - scores.max(-1, keepdim=True).values
@@ -335,15 +355,51 @@ class AttentionSteps(FunctionInterceptor):
         each = [_FUSED(**call._replace(query=q, key=k, value=v)._asdict()) for q, k, v in parts]
         return torch.cat(each, 2)
 
-    def _product(self, given: dict[str, Any], names: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a product; the first product of two activations with heads is that of queries and keys."""
-        left, right = names[-2:]
-        has_axes = all(isinstance(given.get(name), Tensor) and given[name].ndim >= 3 for name in (left, right))
-        if has_axes and self.are_queries(given[left].shape):
+    def _product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """A product; the first one of two activations with heads is that of queries and keys.
+
+        What images or windows in one row have to do with each other is not computed, unless a hook changed the scores
+        or the pattern: so the result has the bits of the model's own products, one for each of them.
+        """
+        names = _PRODUCTS[func]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        left, right = given.get(names[-2]), given.get(names[-1])
+        if not (isinstance(left, Tensor) and isinstance(right, Tensor) and left.ndim >= 3 and right.ndim >= 3):
+            return func(*args, **kwargs)
+        before = [given[name] for name in names[:-2]]
+        options = {name: x for name, x in kwargs.items() if name not in names}
+
+        def product(left: Tensor, right: Tensor) -> Tensor:
+            return func(*before, left, right, **options)
+
+        if not self.seen_qk and self.are_queries(left.shape):
             self.seen_qk = True
-            given[left] = self.taps[Kind.QUERY].flow(given[left])
-            given[right] = self.taps[Kind.KEY].flow(given[right].transpose(-2, -1)).transpose(-2, -1)
-        return tuple(given.pop(name) for name in names), given
+            left, right = self.taps[Kind.QUERY].flow(left), self.taps[Kind.KEY].flow(right.transpose(-2, -1))
+            right = right.transpose(-2, -1)
+            return product(left, right) if self.lengths is None else self._block_diagonal(product, left, right)
+        if self.lengths is not None and self.patterns and not self.is_edited:
+            parts = [product(left[..., at, at], right[..., at, :]) for at in _slices(self.lengths)]
+            return torch.cat(parts, -2)
+        return func(*args, **kwargs)
+
+    def _block_diagonal(self, function: Callable[..., Tensor], left: Tensor, right: Tensor | None = None) -> Tensor:
+        """What a function returns for each image or window, with zeros between them."""
+        assert self.lengths is not None
+        length = sum(self.lengths)
+        whole: Tensor | None = None
+        for at in _slices(self.lengths):
+            part = function(left[..., at, at]) if right is None else function(left[..., at, :], right[..., at])
+            if whole is None:
+                whole = part.new_zeros(*part.shape[:-2], length, length)
+            whole[..., at, at] = part
+        assert whole is not None
+        return whole
+
+
+def _slices(lengths: list[int]) -> list[slice]:
+    """The places of images or windows in a row."""
+    ends = [*accumulate(lengths)]
+    return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
 _APART = frozenset({"indexer", "compressor", "rotary_emb"})

@@ -20,6 +20,7 @@ from hookline.engine.casting import check_cache_dtype, is_narrowed, overflow_pro
 from hookline.engine.deferred import mapped, memory_of, read_once, some_of, without_data
 from hookline.engine.grouping import grouped
 from hookline.engine.snapshots import address, separated
+from hookline.engine.structures import NoTensorError
 from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.engine.untraced import outside_compiler
 from hookline.errors import (
@@ -77,7 +78,10 @@ class ActivationCache(Mapping[str, Tensor]):
     @outside_compiler
     def _read(self, key: str) -> Tensor:
         """The activation with this name in this cache. It belongs to the reader, who may write to one row of it."""
-        x = self._tensors[key]
+        try:
+            x = self._tensors[key]
+        except NoTensorError as error:
+            raise UnavailablePointError(f"{key!r} is not available on this model: {error}") from error
         own = separated(x)  # an expanded tensor is kept as it is until then: most are never read
         if own is not x:
             self._tensors[key] = own

@@ -20,7 +20,7 @@ from hookline.engine.deferred import Deferred, kept
 from hookline.engine.lenses import Chain, Lens, deferred
 from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.snapshots import is_same_memory
-from hookline.engine.structures import map_tensors, tensors_in
+from hookline.engine.structures import NoTensorError, map_tensors, tensors_in
 from hookline.engine.taps import Tap, tap_on
 
 if TYPE_CHECKING:
@@ -75,6 +75,12 @@ def _argument(given: Any, value: Any) -> Any:
     return given if isinstance(given, int | float) else kept_at(given)
 
 
+def _sum(base: Tensor, added: Tensor) -> Tensor:
+    if base.shape != added.shape:
+        raise NoTensorError(f"shape {list(added.shape)} cannot be what is added to shape {list(base.shape)}")
+    return base + added
+
+
 @dataclass(frozen=True)
 class Added:
     """The sum of a saved tensor and the one that `lens` sees; `put` changes the latter."""
@@ -84,12 +90,12 @@ class Added:
 
     def get(self, value: Any) -> Tensor:
         """The sum."""
-        return stashed.saved[self.base] + self.lens.get(value)
+        return _sum(stashed.saved[self.base], self.lens.get(value))
 
     @property
     def formula(self) -> Formula:
         """The sum."""
-        return Formula(torch.add, (self.base, self.lens))
+        return Formula(_sum, (self.base, self.lens))
 
     def later(self, value: Any) -> Deferred | None:
         """Defer the sum."""

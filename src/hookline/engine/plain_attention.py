@@ -141,7 +141,7 @@ class PlainAttentionInterceptor(AttentionSteps, ModeInterceptor):
     def check(self) -> None:
         """Refuse edits if there was more than one pattern; who only looks sees all of them, one after the other."""
         if self.patterns > 1:
-            self.refuse(SEVERAL.format(type(self.module).__name__), is_about=_has_edited_any)
+            self.refuse(SEVERAL, is_about=_has_edited_any)
 
     def begin_pattern(self) -> None:
         """Another pattern will be computed in this call of the module."""

@@ -61,6 +61,11 @@ class Architecture:
     """Keys and values of cross-attention have one batch row per image tile."""
     pooled_norm: bool = False
     """The final norm applies to the class token only."""
+    pools_with_norm: bool = False
+    """The final norm runs again, on the pooled token."""
+    attends_apart: Setting = False
+    """Attention runs on parts of the stream, as on the frames of a video, so its output has other axes. (Layers with
+    windows say so.)"""
     adds_between_layers: bool = False
     """Vision features are added to the stream between the first layers (DeepStack)."""
     residual_factor: Setting = lambda config: getattr(config, "residual_multiplier", 1.0)
@@ -83,6 +88,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "big_bird": Architecture(switches="attention_type"),
     "bitnet": Architecture(gated_values=True),
     "blenderbot-small": Architecture(post_norm=True),
+    "blip_2_vision_model": Architecture(pools_with_norm=True),
+    "blip_vision_model": Architecture(pools_with_norm=True),
     "bloom": Architecture(
         residual_in_attention=True, residual_in_mlp=True, fused_by_head=True, returns_tuple=True, positions="alibi"
     ),
@@ -122,6 +129,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hookline_native": Architecture(parallel=lambda config: config.parallel_attn_mlp, positions=_native_positions),
     "hy_v4": Architecture(attention_sinks=True, more_than_stream=True),
     "inkling_text": Architecture(gated_values=True),
+    "instructblip_vision_model": Architecture(pools_with_norm=True),
     "jina_embeddings_v3": Architecture(post_norm=True),
     "laguna": Architecture(gated_values=True),
     "llama4_text": Architecture(flattened_rows=True),
@@ -156,7 +164,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "rwkv": Architecture(more_than_stream=True),
     "speech_to_text_2": Architecture(post_norm=True),
     "stablelm": Architecture(parallel=lambda config: config.use_parallel_residual),
+    "timesformer": Architecture(attends_apart=lambda config: config.attention_type == "divided_space_time"),
     "trocr": Architecture(post_norm=True, returns_tuple=True),
+    "vitdet": Architecture(attends_apart=True),
     "zamba": Architecture(rereads_embeddings=True),
     "zamba2": Architecture(rereads_embeddings=True),
     "zaya": Architecture(more_than_stream=True),

@@ -40,8 +40,8 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
     config = anatomy.config
     attn = next((block.attn for block in anatomy.blocks if block.attn is not None), None)
     heads = _first(config, "num_attention_heads", "n_head", default=1)
-    if not isinstance(heads, int) and attn is not None:  # one number for each stage
-        heads = head_counts(attn, anatomy.main.config)[0]
+    if not isinstance(heads, int):  # one number for each stage
+        heads = head_counts(attn, anatomy.main.config)[0] if attn is not None else heads[0]
     d_model = _first(config, "hidden_size", "d_model", "n_embd", default=anatomy.width)
     first, path = anatomy.blocks[0], getattr(getattr(model, "config", config), "_name_or_path", "")
     norms = (anatomy.main.ln_final, first.ln1, first.post_norm, first.ln1_post, first.ln2)

@@ -262,7 +262,10 @@ def _towers(root: Any, feature_layer: int | list[int] | None) -> tuple[Tower, ..
     first = replace(
         first,
         pos_embed=positions if isinstance(positions, nn.Embedding) else None,
-        ln_final=child(parent, roles.FINAL_NORM) or child(root, roles.FINAL_NORM),
+        # A backbone runs its norm on the stream after each of several layers.
+        ln_final=None
+        if hasattr(root, "out_indices")
+        else child(parent, roles.FINAL_NORM) or child(root, roles.FINAL_NORM),
         ln_pre=child(root, roles.PRE_NORM),
     )
     return first, *(_tower("vision.global_blocks", root, other, embed, feature_layer) for _, other in others)

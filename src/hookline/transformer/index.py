@@ -42,12 +42,12 @@ class ModelPoints(Points):
         return find_anatomy(self.root) or self.anatomy
 
     def _list(self) -> dict[str, HookPoint]:
-        """The points with classic names."""
+        """The points with classic names; the modules' own if there is none."""
         return {
             name: HookPoint.at_site(name, spec.site, self.permanent, spec.axes, spec.only)
             for name, spec in self._specs.items()
             if spec.site is not None
-        }
+        } or super()._list()
 
     def _stream_of(self, module: nn.Module) -> Stream:
         return "image" if module in self._of_images else "text"

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from torch import nn
+
 from hookline.engine.lenses import Chain, Item
 from hookline.engine.order import Kind
 from hookline.engine.passes import Stream
@@ -77,7 +79,7 @@ def _all_points(anatomy: Anatomy) -> Iterator[PointSpec]:
         for spec in layer_points(stack):
             yield from _placed(f"{stack.name}.", other if spec.name.endswith(_ATTENDED_TO) else own, [spec])
         yield from _placed(prefix, own, final_points(stack))
-    if anatomy.unembed is not None:
+    if not isinstance(anatomy.unembed, nn.ModuleList | None):
         yield PointSpec.of("unembed.hook_in", input_of(anatomy.unembed))
         yield PointSpec.of("unembed.hook_out", output_of(anatomy.unembed))
 

@@ -21,6 +21,8 @@ LINEAR_ATTENTION = (
     "A_log", "slope_rate", "dt_bias", "conv1d", "g_norm", "decay", "in_proj_qkv", "f_a_proj", "time_decay",
 )  # fmt: skip
 """Attributes of modules that are called attention but have no softmax."""
+ATTENTION_IN_PARTS = ("num_random_blocks", "ngram")
+"""Attributes of attention modules that compute no pattern of all tokens: in blocks, or for several streams."""
 QUERY = ("q_proj", "query", "Wq", "project_q", "q_lin", "q", "q_b_proj")
 KEY = ("k_proj", "key", "Wk", "project_k", "k_lin", "k")
 VALUE = ("v_proj", "value", "Wv", "project_v", "v_lin", "v")

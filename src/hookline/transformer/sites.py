@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from hookline.engine.attention import AttentionTap, expect_heads
+from hookline.engine.attention import AttentionTap, Shape, expect
 from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Lens, chained
 from hookline.engine.names import lens_of
@@ -61,9 +61,9 @@ class PointSpec:
 
 def entry_points(stack: Stack, nth: int | None) -> Iterator[PointSpec]:
     """The points before the first layer; `nth` is this stack's call of the embedding, if stacks share it."""
-    tokens: Site | str = "the input is no text: the modules that embed it have native names"
+    tokens: Site | str = "no module embeds the tokens of a text: those that embed the input have native names"
     embed = tokens
-    if not isinstance(stack.embed, nn.Conv1d | None):
+    if not isinstance(stack.embed, nn.Conv1d | nn.ModuleList | None):
         tokens = input_of(stack.embed)
         embed = _times(output_of(stack.embed_norm or stack.embed), stack.architecture.embedding_factor)
     yield PointSpec.of("hook_tokens", tokens, only=nth)
@@ -94,9 +94,11 @@ def layer_points(stack: Stack) -> Iterator[PointSpec]:
 def final_points(stack: Stack) -> Iterator[PointSpec]:
     """The final norm, with its input and output."""
     if stack.ln_final is not None:
-        yield PointSpec.of("ln_final.hook_in", input_of(stack.ln_final))
-        yield from norm_points("ln_final", stack.ln_final, stack.width)
-        yield PointSpec.of("ln_final.hook_out", output_of(stack.ln_final))
+        only = 0 if stack.architecture.pools_with_norm else None
+        yield PointSpec.of("ln_final.hook_in", input_of(stack.ln_final), only=only)
+        for spec in norm_points("ln_final", stack.ln_final, stack.width):
+            yield replace(spec, only=only)
+        yield PointSpec.of("ln_final.hook_out", output_of(stack.ln_final), only=only)
 
 
 def norm_points(name: str, module: nn.Module | None, width: int) -> Iterator[PointSpec]:
@@ -183,6 +185,8 @@ class LayerSites:
             return "attention and MLP are parallel: there is no stream in between"
         if not self.block.has_mlp:
             return "this layer has no MLP"
+        if self.architecture.attends_apart or getattr(self.block.module, "window_size", 0):
+            return "attention runs on windows or frames, and its output has other axes than the stream"
         norm = self.block.post_norm or (self.block.ln1 if self.architecture.post_norm else None)
         return output_of(norm) if norm is not None else _sum(self.resid_pre, attn_out)
 
@@ -285,18 +289,29 @@ class LayerSites:
 def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config: Any) -> Iterator[PointSpec]:
     yield PointSpec.of(f"{prefix}.hook_in", input_of(attn))
     heads, groups = head_counts(attn, config)
-    sites = _projections(attn, config, heads, groups)
-    expect_heads(attn, None if completing(attn, Kind.SCORES) else heads)
-    sites["rot_q"] = _in_attention(attn, Kind.QUERY, HeadsFirst(heads))
-    sites["rot_k"] = _in_attention(attn, Kind.KEY, HeadsFirst(groups))
-    keys = (sites["rot_k"],) if architecture(config).attention_sinks else ()
-    for name, kind in (("attn_scores", Kind.SCORES), ("pattern", Kind.PATTERN)):
-        sites[name] = _in_attention(attn, kind, Keys(heads, *keys), *keys)
-    if o is not None:
-        sites["z"] = input_of(o, Heads(heads))
-        sites["result"] = Site(o, Kind.OUTPUT, HeadResult(o, sites["z"]), (sites["z"],), stage=-1)
+    sites: dict[str, Site | str] = {**_projections(attn, config, heads, groups)}
+    sites |= _in_products(attn, config, heads, groups)
+    if hasattr(attn, "ngram"):
+        sites["z"] = sites["result"] = f"{type(attn).__name__} projects several streams, one after the other"
+    elif o is not None:
+        z = sites["z"] = input_of(o, Heads(heads))
+        sites["result"] = Site(o, Kind.OUTPUT, HeadResult(o, z), (z,), stage=-1)
     for name in inside(prefix):
         yield PointSpec.of(f"{prefix}.hook_{name}", sites.get(name), "this attention has no such projection")
+
+
+def _in_products(attn: nn.Module, config: Any, heads: int, groups: int) -> dict[str, Site | str]:
+    """The sites of queries and keys as they are multiplied, of scores and of patterns."""
+    names = ("rot_q", "rot_k", "attn_scores", "pattern")
+    if any(hasattr(attn, name) for name in roles.ATTENTION_IN_PARTS):
+        return dict.fromkeys(names, f"{type(attn).__name__} computes no pattern of all tokens, but several parts")
+    is_convolution = isinstance(child(attn, roles.QUERY), nn.Conv1d)
+    expect(attn, Shape(None if completing(attn, Kind.SCORES) else heads, positions_last=is_convolution))
+    rot_q = _in_attention(attn, Kind.QUERY, HeadsFirst(heads))
+    rot_k = _in_attention(attn, Kind.KEY, HeadsFirst(groups))
+    keys = (rot_k,) if architecture(config).attention_sinks else ()
+    weights = (_in_attention(attn, kind, Keys(heads, *keys), *keys) for kind in (Kind.SCORES, Kind.PATTERN))
+    return dict(zip(names, (rot_q, rot_k, *weights), strict=True))
 
 
 def _in_attention(attn: nn.Module, kind: Kind, lens: Lens, *needs: Site) -> Site:
