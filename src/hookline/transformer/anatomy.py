@@ -62,8 +62,8 @@ class Stack:
     """The prefix of its layers: "blocks", "encoder" or "decoder"."""
     config: Any
     blocks: tuple[Block, ...]
-    embed: nn.Module | None
-    """What embeds its tokens or patches; None if the class of an encoder does not say."""
+    embed: Any
+    """The module that embeds its tokens or patches; None if the class of an encoder does not say."""
     pos_embed: nn.Module | None
     ln_final: nn.Module | None
     width: int

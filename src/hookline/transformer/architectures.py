@@ -181,7 +181,7 @@ def architecture(config: Any, model_type: str | None = None) -> Architecture:
 
     The row is that of `config.model_type`, or of `model_type` where the whole model has a config of its own.
     """
-    row = ARCHITECTURES.get(model_type or config.model_type, _USUAL)
+    row = ARCHITECTURES.get(str(model_type or getattr(config, "model_type", "")), _USUAL)
     settings = {field.name: getattr(row, field.name) for field in fields(row)}
     return replace(row, **{name: value(config) for name, value in settings.items() if callable(value)})
 

@@ -39,15 +39,16 @@ def cfg_of(model: nn.Module, anatomy: Anatomy) -> Cfg:
     """The Cfg of a model, from its Hugging Face config and its modules."""
     config = anatomy.config
     attn = next((block.attn for block in anatomy.blocks if block.attn is not None), None)
-    heads = _first(config, "num_attention_heads", "n_head", default=1)
-    if not isinstance(heads, int):  # one number for each stage
-        heads = head_counts(attn, anatomy.main.config)[0] if attn is not None else heads[0]
+    heads = _first(config, "num_attention_heads", "n_head")
+    if not isinstance(heads, int):  # only the modules have it, or there is one for each stage
+        heads = head_counts(attn, anatomy.main.config)[0] if attn is not None else 1
     d_model = _first(config, "hidden_size", "d_model", "n_embd", default=anatomy.width)
     first, path = anatomy.blocks[0], getattr(getattr(model, "config", config), "_name_or_path", "")
     norms = (anatomy.main.ln_final, first.ln1, first.post_norm, first.ln1_post, first.ln2)
+    kind = getattr(config, "model_type", anatomy.kind)
     return Cfg(
-        model_name=(Path(path).name if Path(path).is_absolute() else path) or config.model_type,
-        architecture=config.model_type,
+        model_name=(Path(path).name if Path(path).is_absolute() else path) or kind,
+        architecture=kind,
         n_layers=len(anatomy.blocks),
         n_heads=heads,
         n_kv_heads=head_counts(attn, anatomy.main.config)[1] if attn is not None else heads,

@@ -12,6 +12,7 @@ from hookline.transformer import roles
 from hookline.transformer.anatomy import Anatomy, Block, CrossAttention, Projector, Stack, Tower
 from hookline.transformer.architectures import architecture
 from hookline.transformer.roles import child
+from hookline.transformer.sites import query_heads
 
 
 def find_anatomy(model: nn.Module) -> Anatomy | None:
@@ -107,16 +108,23 @@ def _stack(name: str, root: Any, config: Any, *, cross_attends: bool = False) ->
         config = _text_config(own, decoder=name == "decoder")
     if not hasattr(config, "hidden_size"):
         return None
+    blocks = tuple(_block(layer, config, has_encoder=cross_attends or name == "decoder") for layer in layers)
+    if not _has_known_heads(blocks, config):
+        return None
     return Stack(
         name,
         config,
-        tuple(_block(layer, config, has_encoder=cross_attends or name == "decoder") for layer in layers),
+        blocks,
         _says(root, "get_input_embeddings") or child(root, roles.EMBEDDING),
         child(parent, roles.POSITIONS) or _position_embedding_beside(root, path),
         child(parent, roles.FINAL_NORM),
         config.hidden_size,
         embed_norm=child(parent, roles.EMBEDDING_NORM),
     )
+
+
+def _has_known_heads(blocks: tuple[Block, ...], config: Any) -> bool:
+    return all(block.attn is None or query_heads(block.attn, config) is not None for block in blocks)
 
 
 def _layer_lists(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
@@ -268,7 +276,8 @@ def _towers(root: Any, feature_layer: int | list[int] | None) -> tuple[Tower, ..
         else child(parent, roles.FINAL_NORM) or child(root, roles.FINAL_NORM),
         ln_pre=child(root, roles.PRE_NORM),
     )
-    return first, *(_tower("vision.global_blocks", root, other, embed, feature_layer) for _, other in others)
+    towers = first, *(_tower("vision.global_blocks", root, other, embed, feature_layer) for _, other in others)
+    return towers if all(_has_known_heads(tower.blocks, config) for tower in towers) else ()
 
 
 def _tower(name: str, root: Any, layers: nn.ModuleList, embed: nn.Module, features: int | list[int] | None) -> Tower:

@@ -318,17 +318,24 @@ def _in_attention(attn: nn.Module, kind: Kind, lens: Lens, *needs: Site) -> Site
     return Site(attn, kind, chained(*completing(attn, kind), lens), needs, tap_type=AttentionTap)
 
 
+def query_heads(attn: nn.Module, config: Any) -> int | None:
+    """The number of query heads; None if neither the module nor the config says it."""
+    heads = _first_int(attn, "num_heads", "num_attention_heads", "n_head", "n_heads")
+    return heads or _first_int(config, "num_attention_heads")
+
+
 def head_counts(attn: nn.Module, config: Any) -> tuple[int, int]:
     """The numbers of query heads and key/value heads."""
-    heads = _first_int(attn, "num_heads", "num_attention_heads", "n_head", "n_heads") or config.num_attention_heads
+    heads = query_heads(attn, config)
+    assert heads is not None  # otherwise no anatomy is found
     key, size = child(attn, roles.KEY), getattr(attn, "head_dim", None)
     if isinstance(size, int) and key is not None and (width := _width(key)) is not None:
         return heads, width // size
     return heads, architecture(config).kv_heads or getattr(config, "num_key_value_heads", None) or heads
 
 
-def _first_int(module: nn.Module, *names: str) -> int | None:
-    values = (getattr(module, name, None) for name in names)
+def _first_int(owner: Any, *names: str) -> int | None:
+    values = (getattr(owner, name, None) for name in names)
     return next((value for value in values if isinstance(value, int)), None)
 
 
