@@ -125,7 +125,7 @@ def _acts_on_any(action: Any) -> bool:
     return not action.only_reads and action.point.only is None
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """What is known of the attention of a module."""
 
     heads: int | None
@@ -134,10 +134,10 @@ class Shape(NamedTuple):
     """Whether the module takes `b d p`, as a convolution does."""
 
 
-_shapes: WeakKeyDictionary[nn.Module, Shape] = WeakKeyDictionary()
+_shapes: WeakKeyDictionary[nn.Module, AttentionShape] = WeakKeyDictionary()
 
 
-def expect(module: nn.Module, shape: Shape) -> None:
+def expect(module: nn.Module, shape: AttentionShape) -> None:
     """Note that a module computes one pattern for all of its heads and tokens in each call.
 
     What has another shape is not taken for queries, scores or a pattern.

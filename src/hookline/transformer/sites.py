@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from hookline.engine.attention import AttentionTap, Shape, expect
+from hookline.engine.attention import AttentionShape, AttentionTap, expect
 from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Lens, chained
 from hookline.engine.names import lens_of
@@ -306,7 +306,7 @@ def _in_products(attn: nn.Module, config: Any, heads: int, groups: int) -> dict[
     if any(hasattr(attn, name) for name in roles.ATTENTION_IN_PARTS):
         return dict.fromkeys(names, f"{type(attn).__name__} computes no pattern of all tokens, but several parts")
     is_convolution = isinstance(child(attn, roles.QUERY), nn.Conv1d)
-    expect(attn, Shape(None if completing(attn, Kind.SCORES) else heads, positions_last=is_convolution))
+    expect(attn, AttentionShape(None if completing(attn, Kind.SCORES) else heads, positions_last=is_convolution))
     rot_q = _in_attention(attn, Kind.QUERY, HeadsFirst(heads))
     rot_k = _in_attention(attn, Kind.KEY, HeadsFirst(groups))
     keys = (rot_k,) if architecture(config).attention_sinks else ()
