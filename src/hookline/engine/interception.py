@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hookline.engine.order import Kind
     from hookline.engine.taps import Tap
 
-    MakeInterceptor: TypeAlias = Callable[[nn.Module, Mapping[Kind, Tap], tuple[Any, dict[str, Any]]], "FunctionInterceptor"]
+    Arguments: TypeAlias = tuple[Any, dict[str, Any]]
+    MakeInterceptor: TypeAlias = Callable[[nn.Module, Mapping[Kind, Tap], Arguments], "FunctionInterceptor"]
 
 
 class FunctionInterceptor:
