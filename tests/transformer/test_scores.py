@@ -64,5 +64,5 @@ def test_nothing_is_unmasked_where_all_others_are_masked_by_a_hook() -> None:
 def test_verify_tries_a_scaled_score_in_a_padded_batch(monkeypatch) -> None:
     model, names = scores_of("gpt_neo", "")
     assert not model.verify().failed()
-    monkeypatch.setattr(results, "_masked_alike", lambda scores, _before: scores)
+    monkeypatch.setattr(results, "_masked_alike", lambda scores, *_: scores)
     assert [verdict.name for verdict in model.verify().failed()] == names[:-1]  # in the last layer only padding is NaN

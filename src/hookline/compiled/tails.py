@@ -54,6 +54,9 @@ class Join:
 class Writes:
     """New values at a point, in some consecutive rows."""
 
+    kind = "rows"
+    """What `Variant` asks each slot for: not a traced function."""
+
     def __init__(self, site: Site, rows: range, width: int, features: Features, device: torch.device) -> None:
         self.site, self.rows = site, rows
         shape = (len(rows), width, *features.shape)

@@ -49,19 +49,25 @@ def fit(
     if action.choices is not None and (wrong := action.choices.wrong(result, like)) is not None:
         raise hook_error(wrong, action)
     if action.keeps_masked and result.is_floating_point():
-        return _masked_alike(result, like)
+        unmasked = _unmasked(result, like)
+        if unmasked.is_meta or bool(unmasked.any()):
+            return _masked_alike(result, like, unmasked)
     return result if is_free else snapshot(result)
 
 
-def _masked_alike(scores: Tensor, before: Tensor) -> Tensor:
+@torch.no_grad()
+def _unmasked(scores: Tensor, before: Tensor) -> Tensor:
+    """Which entries of edited attention scores were masked, and are neither as they were nor an ordinary number."""
+    numbers = torch.finfo(before.dtype)
+    return (before < numbers.min / 64) & ~(scores.abs() < numbers.max**0.5) & (scores != before)
+
+
+def _masked_alike(scores: Tensor, before: Tensor, unmasked: Tensor) -> Tensor:
     """Return edited attention scores in which an entry that was masked still is, unless it got an ordinary number.
 
     Masked entries are -inf or near the lowest number of the dtype, so arithmetic that is meant for the others makes
     them NaN, infinite or the highest ones: scaled, a row of padding would be all -inf, and its pattern NaN.
     """
-    numbers = torch.finfo(before.dtype)
-    is_masked = before < numbers.min / 64
-    is_ordinary = scores.abs() < numbers.max**0.5
     # A query that attends to nothing keeps what the model has there; in other rows, masked is -inf.
-    masked = before.where(is_masked.all(-1, keepdim=True), -torch.inf)
-    return masked.where(is_masked & ~is_ordinary & (scores != before), scores)
+    is_masked = before < torch.finfo(before.dtype).min / 64
+    return before.where(is_masked.all(-1, keepdim=True), -torch.inf).where(unmasked, scores)

@@ -76,7 +76,7 @@ def snapshot(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) 
     know how a bare pointer is used. `is_ours` states that nobody else can have a pointer to `x`.
     """
     if not (is_for_reading or is_ours) and _is_better_copied(x):
-        return _clone(x)
+        return x.clone() if x.is_contiguous() else _clone(x)
     same = shared(x, is_for_reading=is_for_reading, is_ours=is_ours)
     if same is not None:
         return same
@@ -112,7 +112,7 @@ def lend(x: Tensor) -> Loan:
     given = None if _is_better_copied(x) else shared(x)
     if given is not None:
         return given, x
-    copy = _clone(x)
+    copy = x.clone() if x.is_contiguous() else _clone(x)
     given = _lazy_clone(copy)  # as `shared`: nobody else has the copy
     return (copy, None) if given is None else (given, copy)
 

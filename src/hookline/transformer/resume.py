@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.actions import Action, PointAction
+from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.order import Phase, Turn
 from hookline.engine.points import Site
-from hookline.engine.recorder import StopForward
+from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run
 from hookline.engine.schedule import Way, active
 from hookline.engine.skipping import Skipping
@@ -132,12 +132,15 @@ def stream_at(points: ModelPoints, layer: int, forward: Callable[[], Any]) -> Te
     if layer not in range(-n_layers, n_layers + 1):
         raise HooklineError(f"stop_at_layer={layer}, but the model has {n_layers} layers")
     name = f"{layer % n_layers}.hook_resid_pre" if layer < n_layers else f"{layer - 1}.hook_resid_post"
-    stop = _Stop(points.find(f"{points.anatomy.main.name}.{name}"))
+    point = points.find(f"{points.anatomy.main.name}.{name}")
+    recorder = Recorder([point], stops=True)  # which can be in a graph, but drops gradients
+    stop = _Stop(point) if torch.is_grad_enabled() else Record(point, recorder)
     with Run(points.root, [stop], is_one_pass=True), suppress(StopForward):
         forward()
-    if stop.stream is None:
+    stream = stop.stream if isinstance(stop, _Stop) else next(iter(recorder.by_point().get(point.name, ())), None)
+    if stream is None:
         raise HooklineError(f"stop_at_layer={layer} is before start_at_layer")
-    return stop.stream
+    return stream
 
 
 class _Stop(PointAction):

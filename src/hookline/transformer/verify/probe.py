@@ -146,13 +146,22 @@ class Probe:
         return rest
 
     def padded(self) -> dict[str, Any] | None:
-        """The inputs with the first half of the first text masked; None if they have no text to mask."""
+        """The inputs with the first half of the first text masked; None if they have no text to mask.
+
+        None too where the model itself raises an error: some count the places of images in what is not masked.
+        """
         ids = self.inputs.get("input_ids")
         if ids is None or ids.ndim != 2 or "attention_mask" not in parameters_of(self.model.module)[0]:
             return None
         mask = torch.ones_like(ids)
         mask[0, : ids.shape[1] // 2] = 0
-        return self.inputs | {"attention_mask": mask}
+        inputs = self.inputs | {"attention_mask": mask}
+        try:
+            with torch.no_grad():
+                self.model.module(**inputs)
+        except Exception:
+            return None
+        return inputs
 
     def zeroing_runs(self) -> int:
         """How often `unchanged_by_zeroing` runs the model for all points."""
