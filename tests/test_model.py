@@ -325,6 +325,8 @@ def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
             model.run_with_hooks(stream, start_at_layer=2, fwd_hooks=[(name, torch.zeros_like)])
     for options, message in [
         ({"start_at_layer": 9}, "start_at_layer=9"),
+        ({"start_at_layer": 2.0}, r"start_at_layer=2\.0"),
+        ({"start_at_layer": 1, "stop_at_layer": "2"}, "stop_at_layer='2'"),
         ({"start_at_layer": 1, "return_type": "loss"}, "give tokens"),
         ({"start_at_layer": 1, "prepend_bos": True}, "start_at_layer"),
         ({"start_at_layer": 1, "decoder_input": "the"}, "start_at_layer"),

@@ -1,5 +1,7 @@
 """Modules whose output is their input, that write to their arguments, or whose return value nobody reads."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -283,3 +285,39 @@ def test_reading_a_view_that_is_written_to_changes_no_bit(point) -> None:
     net, x = hookline.hook(Gate()), torch.randn(2, 4, 4, 4)
     with torch.no_grad():
         assert torch.equal(net.run_with_hooks(x, fwd_hooks=[(point, lambda value: None)]), net.module(x))
+
+
+class LastTwice(nn.Module):
+    """Returns its hidden state, and again as the last one of a list, like the backbones of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        first = self.fc(x)
+        last = self.fc(first)
+        return last, {"states": [first, last]}
+
+
+class UsesTheSecond(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = LastTwice(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x)[1]["states"][-1])
+
+
+def test_a_tensor_that_an_output_has_twice_is_edited_in_both_places() -> None:
+    net, x = hookline.hook(UsesTheSecond()), torch.randn(3, 4)
+    expected = net.module.head(torch.zeros(3, 4))
+    for hook in (torch.zeros_like, lambda h: h.mul_(0)):
+        assert torch.equal(net.run_with_hooks(x, fwd_hooks=[("backbone", hook)]), expected)
+    gradients: list[Tensor] = []
+    _, cache = net.run_with_cache(
+        x, incl_bwd=True, names_filter="backbone", bwd_hooks=[("backbone", gradients.append)], loss_fn=torch.sum
+    )
+    by_hand = net.module.head.weight.sum(0).expand(3, 4)
+    torch.testing.assert_close(cache["backbone_grad"], by_hand)
+    torch.testing.assert_close(gradients, [by_hand])

@@ -141,3 +141,14 @@ def test_a_class_may_lack_any_method(method) -> None:
 
     setattr(module, method, missing)
     assert len(hookline.hook(module).hook_dict) > 10
+
+
+@torch.no_grad()
+def test_shapes_are_known_after_the_model_has_run_too() -> None:
+    """A run leaves hooks that collect hidden states on the model; the copy without data needs them too."""
+    config = STAGES | {"num_labels": 3}
+    module = of("SegformerForSemanticSegmentation", **config)
+    model = hookline.hook(module)
+    before = str(model.points(input=IMAGE))
+    module(IMAGE)
+    assert str(model.points(input=IMAGE)) == before

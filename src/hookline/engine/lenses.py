@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from torch import Tensor
 
 from hookline.engine.deferred import Deferred, kept
-from hookline.engine.structures import NoTensorError, Path, first_tensor, look, replaced
+from hookline.engine.structures import NoTensorError, Path, first_tensor, look, replaced, tensor_paths, tensors_in
 
 
 @runtime_checkable
@@ -31,7 +31,10 @@ class Lens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The value itself if it is a tensor, else the first tensor in it."""
+    """The value itself if it is a tensor, else the first tensor in it, wherever else in it that tensor is.
+
+    A backbone returns its last hidden state, and again as the last one of all: who uses the second gets the edit too.
+    """
 
     def get(self, value: Any) -> Tensor:
         if type(value) is tuple and value and isinstance(value[0], Tensor):
@@ -39,7 +42,14 @@ class First:
         return value if isinstance(value, Tensor) else look(value, first_tensor(value))
 
     def put(self, value: Any, tensor: Tensor) -> Any:
-        return tensor if isinstance(value, Tensor) else replaced(value, first_tensor(value), tensor)
+        if isinstance(value, Tensor):
+            return tensor
+        first = self.get(value)
+        if sum(x is first for x in tensors_in(value)) == 1:
+            return replaced(value, first_tensor(value), tensor)
+        for path in [path for path in tensor_paths(value) if look(value, path) is first]:
+            value = replaced(value, path, tensor)
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from hookline.engine.names import Points
 from hookline.engine.points import HookPoint
 from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
+from hookline.engine.taps import captures_outputs
 from hookline.errors import HooklineError, how_many
 
 
@@ -143,13 +144,13 @@ def _run_empty(
 
 
 def empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Return a copy of the modules without data and without hooks."""
+    """Return a copy of the modules without data and without hooks, but for those by which the model reads outputs."""
     memo: dict[int, Any] = {}
     for tensor in (*root.parameters(), *root.buffers()):
         memo[id(tensor)] = mode.from_tensor(tensor) if not tensor.is_meta else _on_cpu(tensor, mode)
     for module in root.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
-            memo[id(hooks)] = OrderedDict()
+            memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if captures_outputs(hook))
     return copy.deepcopy(root, memo)
 
 

@@ -107,7 +107,7 @@ def has_foreign_hooks(module: nn.Module, kind: Kind) -> bool:
     if kind.is_inner:
         return False
     hooks = module._forward_hooks if kind is Kind.OUTPUT else module._forward_pre_hooks
-    return bool(hooks) and any(not _is_ours(hook) and not _captures(hook) for hook in list(hooks.values()))
+    return bool(hooks) and any(not _is_ours(hook) and not captures_outputs(hook) for hook in list(hooks.values()))
 
 
 def _is_ours(hook: Any) -> bool:
@@ -116,5 +116,6 @@ def _is_ours(hook: Any) -> bool:
     return type(hook) is Tap or module.startswith(("hookline.engine.", "hookline.compiled."))
 
 
-def _captures(hook: Any) -> bool:
+def captures_outputs(hook: Any) -> bool:
+    """Whether it is a hook by which transformers collects hidden states: a part of the model, which reads them."""
     return getattr(hook, "__name__", "") == "output_capturing_hook"

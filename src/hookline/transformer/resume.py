@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from operator import index
 from typing import Any
 
 import torch
@@ -32,8 +33,7 @@ def resumed(
     """
     anatomy = points.anatomy
     n_layers = len(anatomy.blocks)
-    if layer not in range(-n_layers, n_layers + 1):
-        raise HooklineError(f"start_at_layer={layer} is out of range: the model has {n_layers} layers")
+    layer = _in_range("start_at_layer", layer, n_layers)
     if anatomy.is_encoder_decoder:
         raise HooklineError("start_at_layer is not supported for encoder-decoder models")
     if anatomy.architecture.more_than_stream:
@@ -57,6 +57,14 @@ def resumed(
     if first < n_layers:
         entering = [Enter(points.find(f"{points.layer(first)}.hook_resid_pre").site, resid, is_first=first == 0)]
     return Skipping(points.root, skipped), Run(points.root, entering, is_one_pass=True), inputs
+
+
+def _in_range(argument: str, layer: Any, n_layers: int) -> int:
+    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+        raise HooklineError(f"{argument}={layer!r} must be the number of a layer, from 0 to {n_layers}")
+    if (number := index(layer)) not in range(-n_layers, n_layers + 1):
+        raise HooklineError(f"{argument}={number} is out of range: the model has {n_layers} layers")
+    return number
 
 
 def _check_images(root: nn.Module, tokens: Tensor | None, others: Mapping[str, Any]) -> None:
@@ -129,8 +137,7 @@ def hooks_before(points: ModelPoints, layer: int) -> list[PointAction]:
 def stream_at(points: ModelPoints, layer: int, forward: Callable[[], Any]) -> Tensor:
     """The residual stream that enters a layer, or leaves the last one, in a forward pass; later layers do not run."""
     n_layers = len(points.anatomy.blocks)
-    if layer not in range(-n_layers, n_layers + 1):
-        raise HooklineError(f"stop_at_layer={layer}, but the model has {n_layers} layers")
+    layer = _in_range("stop_at_layer", layer, n_layers)
     name = f"{layer % n_layers}.hook_resid_pre" if layer < n_layers else f"{layer - 1}.hook_resid_post"
     point = points.find(f"{points.anatomy.main.name}.{name}")
     recorder = Recorder([point], stops=True)  # which can be in a graph, but drops gradients
