@@ -245,6 +245,15 @@ def test_a_dtype_that_would_destroy_the_values(net, dtype) -> None:
         net.cache(x).to(dtype=dtype)
 
 
+def test_arguments_that_cannot_be_used_are_named_before_the_run(net) -> None:
+    x = torch.ones(1, 4)
+    net.module.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(hookline.HooklineError, match="device='nope'"):
+        net.run_with_cache(x, device="nope")
+    with pytest.raises(hookline.HooklineError, match="'sum'"):
+        net.run_with_cache(x, incl_bwd=True, loss_fn="sum")
+
+
 def test_values_that_overflow_a_dtype() -> None:
     net, x = hookline.hook(nn.Sequential(nn.Identity())), torch.tensor([[1e6, 1.0]])
     with pytest.raises(hookline.HooklineError, match=r"overflow torch.float16.*dtype=torch.bfloat16"):

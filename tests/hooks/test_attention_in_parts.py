@@ -133,3 +133,32 @@ def test_of_a_transformer(how) -> None:
                     model.run_with_cache(tokens, names_filter=name)
     finally:
         AttentionInterface._global_mapping.pop("in_parts", None)
+
+
+class WithBias(nn.Module):
+    """Adds a product of the queries and positions to the scores of a fused call, like SAM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.places = nn.Parameter(torch.randn(1, 1, 5, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind()
+        bias = q @ self.places.transpose(-2, -1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def test_queries_of_a_product_before_the_attention_can_be_read_and_told_apart() -> None:
+    net, x = hookline.hook(nn.Sequential(WithBias())), torch.randn(1, 5, 8)
+    seen: list[torch.Tensor] = []
+    output = net.run_with_hooks(x, fwd_hooks=[("0.q", seen.append)])
+    assert torch.equal(output, net(x))
+    assert len(seen) == 2
+    with pytest.raises(UnavailablePointError, match="#1"):
+        net.run_with_hooks(x, fwd_hooks=[("0.q", torch.zeros_like)])
+    edited = net.run_with_hooks(x, fwd_hooks=[("0.q#1", torch.zeros_like)])
+    q, k, v = net.module[0].qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind()
+    bias = q @ net.module[0].places.transpose(-2, -1)
+    torch.testing.assert_close(edited, nn.functional.scaled_dot_product_attention(0 * q, k, v, attn_mask=bias))
+    assert "#1" in str(net.eval().verify(x))

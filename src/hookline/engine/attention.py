@@ -227,6 +227,10 @@ class AttentionSteps(FunctionInterceptor):
         if self.patterns > 1:
             self.refuse(SEVERAL, is_about=_acts_on_any)
 
+    def refuse_queries(self) -> None:
+        """Raise for whoever acts on queries and keys: those of another product came before those of the attention."""
+        self.refuse(SEVERAL, self.kinds[:2], _acts_on_any)
+
     def refuse(
         self,
         why: str,
@@ -258,7 +262,7 @@ class AttentionSteps(FunctionInterceptor):
             return self._fused_output(call)
         self.begin_pattern()
         if self.seen_qk:  # a product with positions, whose result is the mask of this call
-            self.refuse(SEVERAL, self.kinds[:2], _acts_on_any)
+            self.refuse_queries()
         query, key, scores_at, pattern_at = self.taps.values()  # in the order of `kinds`
         output: Tensor | None = None
         if (captures := self.captures) is not None and self._is_alone():

@@ -38,6 +38,14 @@ def check_cache_dtype(dtype: torch.dtype | None) -> None:
         )
 
 
+def check_cache_device(device: Any) -> None:
+    """Raise if torch knows no such device."""
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise HooklineError(f'device={device!r} must be a device of torch, such as "cpu" or "cuda:0"') from error
+
+
 def is_narrowed(x: Tensor, dtype: torch.dtype | None) -> bool:
     """Whether a floating-point tensor would have a smaller range in another floating dtype."""
     if dtype is None or not x.is_floating_point():

@@ -143,6 +143,11 @@ class PlainAttentionInterceptor(AttentionSteps, ModeInterceptor):
         if self.patterns > 1:
             self.refuse(SEVERAL, is_about=_has_edited_any)
 
+    def refuse_queries(self) -> None:
+        """Raise for edits; who only looks sees the factors of both products."""
+        why = "its module computes another product (#0) before its attention: add #1 to the name, for that of attention"
+        self.refuse(why, self.kinds[:2], _has_edited_any)
+
     def begin_pattern(self) -> None:
         """Another pattern will be computed in this call of the module."""
         self.patterns += 1

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookline.engine import passes
 from hookline.engine.calls import stashed
-from hookline.engine.casting import check_cache_dtype, is_narrowed, overflow_problem, overflows
+from hookline.engine.casting import check_cache_device, check_cache_dtype, is_narrowed, overflow_problem, overflows
 from hookline.engine.deferred import Activations, Deferred, is_replayable
 from hookline.engine.gradient_sources import OVERWRITTEN, GradientSource
 from hookline.engine.passes import current
@@ -45,6 +45,7 @@ class Recorder:
         defers: bool = False,
     ) -> None:
         check_cache_dtype(dtype)
+        check_cache_device(device)
         self.device, self.dtype, self.positions = device, dtype, positions
         self.skips_missing = skips_missing
         is_whole = device is None and dtype is None and positions is None
@@ -205,6 +206,8 @@ def check_backward(incl_bwd: bool, loss_fn: Any) -> None:
     """Raise if there can be no gradients, or a loss without gradients."""
     if loss_fn is not None and not incl_bwd:
         raise HooklineError("loss_fn says what to differentiate: pass incl_bwd=True with it")
+    if loss_fn is not None and not callable(loss_fn):
+        raise HooklineError(f"loss_fn must be a function of the output, such as loss_fn=torch.sum, not {loss_fn!r}")
     if incl_bwd and not torch.is_grad_enabled():
         raise HooklineError(
             "incl_bwd=True needs gradients, but they are switched off: leave torch.no_grad() or inference_mode()"

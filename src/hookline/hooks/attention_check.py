@@ -97,7 +97,7 @@ class _Check:
             return [f"{path}: its points do not fire when only they are hooked; a hook there says why"]
         counts = {name: len(each) for name, each in values.items()}
         if len({*counts.values()}) != 1:
-            return [f"{path}: the points fire differently often, {counts}"]
+            return [f"{path}: the points fire differently often, {counts}: add the number of a call to a name (#1)"]
         for scores, pattern in zip(values["scores"], values["pattern"], strict=True):
             expected = scores.double().softmax(-1)
             hidden = scores.eq(-torch.inf).all(-1, keepdim=True)
