@@ -330,3 +330,25 @@ def test_a_failed_run_lets_go_of_what_a_backward_hook_saw() -> None:
         net.run_with_hooks(torch.randn(2, 4), bwd_hooks=[("0", lambda grad: grad * 2)])
     gc.collect()
     assert handed[0]() is None
+
+
+class PartInPlace(nn.Module):
+    """An in-place module works on a part of a tensor that is used as a whole afterward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.fc(x)
+        return self.act(h[:, :2]), h
+
+
+def test_a_backward_hook_at_an_in_place_module_on_a_part_leaves_the_gradient_of_the_whole() -> None:
+    module, x = PartInPlace(), torch.randn(3, 4)
+    sum(out.sum() for out in module(x)).backward()
+    expected = module.fc.weight.grad.clone()
+    module.zero_grad()
+    outputs = hookline.hook(module).run_with_hooks(x, bwd_hooks=[("act", lambda grad: None)])
+    sum(out.sum() for out in outputs).backward()
+    assert torch.equal(module.fc.weight.grad, expected)

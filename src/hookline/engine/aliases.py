@@ -59,17 +59,19 @@ class _Rebase(torch.autograd.Function):
     """Gives `x` the value of `new`, unless it has that already; its gradient flows to `new` from now on.
 
     `x.copy_(new)` does the same, but also sends zeros to what `x` was computed from. Their layout becomes that of the
-    sum with other gradients, and kernels for another layout round differently.
+    sum with other gradients, and kernels for another layout round differently. For a part of a tensor the zeros are
+    needed: torch takes no gradient for that of the whole tensor.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, new: Tensor, has_value: bool) -> Tensor:
         ctx.mark_dirty(x)
+        ctx.is_part = x._base is not None and x.numel() < x._base.numel()
         return x if has_value else x.copy_(new)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:  # noqa: ARG004
-        return None, grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        return torch.zeros_like(grad) if ctx.is_part else None, grad, None
 
 
 def lead_through(x: Tensor, out: Tensor) -> bool:
