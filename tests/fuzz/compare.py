@@ -1,0 +1,104 @@
+"""How what the library observed differs from what the oracle did."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from fuzz.oracle import Observed
+from fuzz.program import Add, Plain, Program, Run, hooks_of, runs
+from torch import Tensor
+from zoo.oracle import distance, same_bits
+
+CLOSE = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 0.08}
+"""How far gradients, and edits as data, may be from those by hand, relative to the largest value: both are added or
+rounded in another order. Functions and what is read must have the same bits."""
+INEXACT = ("gradient",)
+
+
+def tolerance(program: Program) -> float:
+    if any(run.autocast for run in runs(program)):
+        return CLOSE["bfloat16"]
+    return CLOSE[program.network.dtype]
+
+
+def is_exact(program: Program) -> bool:
+    """Whether both sides compute the same operations in the same order: edits as data may be written otherwise."""
+    return not any(hook.way == "edit" for hook in hooks_of(program))
+
+
+def difference(program: Program, expected: Observed, actual: Observed, *, exact: bool = True) -> str | None:
+    """The first thing that differs, in words; None if nothing does."""
+    exact = exact and is_exact(program)
+    steps = [index for index, step in enumerate(program.steps) if isinstance(step, Run)]
+    largest = {index: largest_gradient(expected, index) for index in steps}
+    for name, wanted in expected.items():
+        index, _, what = name.partition(" ")
+        if what.startswith("all "):
+            key = cached_name(program, actual, index, what)
+            if key is None:
+                continue
+        else:
+            key = name
+        if key not in actual:
+            if what.startswith("gradient") and not wanted.count_nonzero():
+                continue  # an edit as data has no graph where the value is constant
+            return f"{name}: missing"
+        is_close = not exact or what.startswith(INEXACT)
+        unlike = differs(wanted, actual[key], tolerance(program) if is_close else None, largest[int(index)])
+        if unlike is not None:
+            return f"{name}: {unlike}"
+    extra = [name for name in actual if name not in expected and " cached " not in f" {name}"]
+    return f"{extra[0]}: only with hookline" if extra else None
+
+
+def largest_gradient(observed: Observed, index: int) -> float:
+    """The largest value of all gradients of a run: those far below it are rounding."""
+    gradients = [x for name, x in observed.items() if name.startswith(f"{index} gradient") and isinstance(x, Tensor)]
+    sizes = [x.detach().float().abs().max().item() for x in gradients if x.layout == torch.strided and x.numel()]
+    return max((size for size in sizes if size == size), default=0.0)
+
+
+def differs(wanted: Any, got: Any, close: float | None, largest: float) -> str | None:
+    if not isinstance(wanted, Tensor) or not isinstance(got, Tensor):
+        return None if wanted == got else f"{wanted} became {got}"
+    if wanted.is_nested and got.is_nested:
+        pairs = list(zip(wanted.unbind(), got.unbind(), strict=False))
+        parts = [differs(one, other, close, largest) for one, other in pairs]
+        return next((part for part in parts if part is not None), None)
+    if same_bits(wanted, got):
+        return None
+    apart = distance(wanted, got)
+    if close is not None and apart <= close:
+        return None
+    if close is not None and wanted.shape == got.shape and wanted.layout == got.layout == torch.strided:
+        gap = (wanted.double() - got.double()).abs().max().item()
+        if gap <= close * 1e-2 * largest:
+            return None
+    return f"{tuple(wanted.shape) if not wanted.is_nested else 'nested'} differs by {apart:.3g}"
+
+
+EVENT = re.compile(r"all (?P<module>\S*) (?P<side>input|output) (?P<call>\d+)$")
+
+
+def cached_name(program: Program, actual: Observed, index: str, what: str) -> str | None:
+    """The name in a full cache of an event; None where a full cache has no such name."""
+    match = EVENT.match(what)
+    assert match is not None
+    module, side, call = match["module"], match["side"], match["call"]
+    bases = [module] if side == "output" and module else [f"{module}.{side}" if module else side]
+    bases += [f"{module}:{side}"] if module else [f":{side}"]
+    names = [f"{index} cached {base}" for base in bases]
+    for name in names:
+        for key in (f"{name}#{call}", name):
+            if key in actual and (key != name or call == "0"):
+                return key
+    return names[0] if has_point(program, module) else None
+
+
+def has_point(program: Program, module: str) -> bool:  # noqa: ARG001
+    return True
+
+
+__all__ = ["Add", "Plain", "difference"]

@@ -1,0 +1,51 @@
+"""The ways in which a program can be run with the library. A new one is an entry in `EXECUTORS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fuzz.library import Library, read_at
+from fuzz.oracle import Observed
+from fuzz.program import Program, Run, runs
+from fuzz.subject import Subject
+
+
+class Executor(NamedTuple):
+    """A way to run programs: which it takes, how it runs one, and whether results must have the same bits."""
+
+    name: str
+    takes: Callable[[Program], bool]
+    run: Callable[[Subject, Program], Observed]
+    is_exact: bool = True
+
+
+def of(library: type[Library]) -> Callable[[Subject, Program], Observed]:
+    return lambda subject, program: library(subject, program).run()
+
+
+class Deferred(Library):
+    """Every cache is a full one, whose activations are computed when they are read."""
+
+    def cached(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
+        output, cache = self.net.run_with_cache(*args, **kwargs)
+        if run.reads == "all":
+            self.keep(run, cache, kept)
+        else:
+            for place in run.reads or ():
+                kept |= {name: x.detach().clone() for name, x in read_at(place, cache)}
+        return output
+
+
+def is_in_full_cache(program: Program) -> bool:
+    """Whether all that is read are outputs and inputs of modules: parts and single calls are only cached by name."""
+    reads = [run.reads for run in runs(program) if run.reads is not None]
+    return bool(reads) and all(
+        one == "all" or all(place.path is None and place.call is None for place in one) for one in reads
+    )
+
+
+EXECUTORS = (
+    Executor("uncompiled", lambda program: True, of(Library)),
+    Executor("deferred", is_in_full_cache, of(Deferred)),
+)

@@ -1,0 +1,190 @@
+"""Programs from seeds: a network, and random steps at the points that it has."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fuzz import changes, networks
+from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Program, Remove, Run, Step
+from fuzz.subject import InvalidError, Subject, quietly
+from torch import nn
+from zoo.oracle import Event, Path, tensors, watching
+
+
+@dataclass
+class Sight:
+    """A tensor at an event: what a hook may be put on."""
+
+    place: Place
+    shape: tuple[int, ...]
+    is_float: bool
+    is_strided: bool
+    calls: int
+
+
+def native_name(names: set[str], module: str, side: str, path: Path | None, call: int | None) -> str:
+    """The name of a point, as docs/names.md says."""
+    name = module
+    if side == "input" or not module:
+        name = f"{module}.{side}" if module else side
+        name = f"{module}:{side}" if name in names else name
+    keys = () if path is None else path[1:] if side == "input" else path
+    return name + "".join(f"[{key}]" for key in keys) + ("" if call is None else f"#{call}")
+
+
+def sights(subject: Subject, run: Run) -> list[Sight]:
+    """Every tensor that passes an event of the network in a run, as the oracle sees it."""
+    with watching(subject.module) as seen, quietly():
+        subject.observe(run, subject.module)
+    subject.restore()
+    names = {name for name, _ in subject.module.named_modules(remove_duplicate=False)}
+    found: list[Sight] = []
+    for event, by_path in seen.tensors.items():
+        calls = seen.calls(event.module, event.side)
+        for path, x in by_path.items():
+            is_first = path == seen.first[event]
+            for call in {None, event.call} if event.call == 0 else {event.call}:
+                found.append(sight(names, event, path, is_first, call, calls, x))
+    return found
+
+
+def sight(names: set[str], event: Event, path: Path, is_first: bool, call: int | None, calls: int, x: Any) -> Sight:
+    shown = None if is_first else path
+    if shown is not None and event.side == "input" and shown[0] == 1:
+        shown = path
+    name = native_name(names, event.module, event.side, shown, call)
+    place = Place(name, event.module, event.side, call, shown)
+    is_strided = x.layout == torch.strided and not x.is_nested
+    return Sight(place, tuple(x.shape) if not x.is_nested else (), changes.is_number(x), is_strided, calls)
+
+
+class Generator:
+    """Random steps at the points of one network."""
+
+    def __init__(self, choose: random.Random, seen: list[Sight], ignored: set[str], modules: nn.Module) -> None:
+        self.choose, self.ignored = choose, ignored
+        self.seen = [one for one in seen if one.shape or not one.is_strided]
+        self.modules = [name for name, _ in modules.named_modules() if name]
+        self.numbers: list[int] = []
+        self.next = 0
+
+    def place(self, *, floats: bool = False) -> Sight:
+        """A point: mostly the first tensor of an output or an input."""
+        plain = [one for one in self.seen if one.place.path is None]
+        table = plain if self.choose.random() < 0.8 else self.seen
+        table = [one for one in table if one.is_float or not floats] or [one for one in plain if one.is_float]
+        if not table:
+            raise InvalidError("no point")
+        return self.choose.choice(table)
+
+    def hook(self) -> Hook:
+        seen = self.place()
+        choose = self.choose
+        if not seen.is_strided:
+            return Hook(seen.place, "same" if choose.random() < 0.5 else "read")
+        chance = choose.random()
+        if chance < 0.1:
+            return Hook(seen.place, choose.choice(("read", "calls")))
+        if chance < 0.25 and seen.is_float and len(seen.shape) >= 1:
+            return self.edit(seen)
+        if chance < 0.28:
+            return Hook(seen.place, "raise")
+        change = choose.choice((*changes.CHANGES, *changes.KEEPING[:1], "mean"))
+        return Hook(seen.place, change, choose.choice(("return", "return", "in place", "data")))
+
+    def edit(self, seen: Sight) -> Hook:
+        """An edit as data; positions are along the second of three axes."""
+        choose, where = self.choose, [("width", seen.shape[-1])]
+        if len(seen.shape) == 3 and choose.random() < 0.5:
+            where.append(("pos", (choose.randrange(seen.shape[1]),)))
+        chance = choose.random()
+        if chance < 0.25:
+            where.append(("neuron", (choose.randrange(seen.shape[-1]), 0)))
+        elif chance < 0.4:
+            where.append(("mask", True))
+        change = choose.choice(tuple(changes.EDITS))
+        return Hook(seen.place, change, "edit", tuple(where))
+
+    def gradient(self) -> Gradient | None:
+        seen = self.place(floats=True)
+        if not seen.is_strided or (seen.place.module in self.ignored and seen.place.side == "output"):
+            return None
+        return Gradient(seen.place, self.choose.choice(("read", "read", "half", "negate")))
+
+    def run(self) -> Run:
+        choose = self.choose
+        mode = choose.choice(("no_grad", "grad", "grad", "inference"))
+        hooks = tuple(self.hook() for _ in range(choose.choice((0, 1, 1, 1, 2, 3))))
+        gradients: list[Gradient] = []
+        if mode == "grad" and choose.random() < 0.6:
+            made = [self.gradient() for _ in range(choose.randint(1, 2))]
+            gradients = [gradient for gradient in made if gradient is not None]
+        reads: Any = None
+        chance = choose.random()
+        if chance < 0.3:
+            reads = "all"
+        elif chance < 0.65:
+            reads = tuple({one.place.name: one.place for one in (self.place() for _ in range(choose.randint(1, 4)))}.values())
+        return Run(
+            hooks,
+            tuple(gradients),
+            reads,
+            mode,
+            is_training=choose.random() < 0.12,
+            autocast=choose.random() < 0.08,
+            seed=choose.randrange(100),
+        )
+
+    def foreign(self) -> Foreign:
+        side: Any = self.choose.choice(("input", "output"))
+        change = self.choose.choice(("half", "negate", "vector", "read"))
+        return Foreign(self.choose.choice(self.modules), side, change, self.choose.random() < 0.3)
+
+    def steps(self) -> tuple[Step, ...]:
+        """One run mostly; sometimes several, with contexts, added hooks and foreign hooks between them."""
+        choose = self.choose
+        if choose.random() < 0.6:
+            return (self.run(),)
+        steps: list[Step] = []
+        depth = 0
+        for _ in range(choose.randint(2, 5)):
+            chance = choose.random()
+            if chance < 0.2:
+                steps.append(Add(self.number(), self.hook(), choose.random() < 0.3))
+            elif chance < 0.4:
+                steps.append(Attach(self.number(), self.foreign()))
+            elif chance < 0.5 and self.numbers:
+                steps.append(Remove(self.numbers.pop(choose.randrange(len(self.numbers)))))
+            elif chance < 0.7:
+                steps.append(Enter(tuple(self.hook() for _ in range(choose.randint(1, 2)))))
+                depth += 1
+            elif chance < 0.8 and depth:
+                steps.append(Leave())
+                depth -= 1
+            else:
+                steps.append(self.run())
+        return (*steps, self.run(), *[Leave()] * depth, Run(seed=1))
+
+    def number(self) -> int:
+        self.next += 1
+        self.numbers.append(self.next)
+        return self.next
+
+
+def plain_program(seed: int) -> tuple[Program, Subject]:
+    """The program of a seed, and its network. Sources that cannot run are passed over."""
+    choose = random.Random(seed)
+    for _ in range(50):
+        network = networks.plain(choose)
+        try:
+            with quietly():
+                subject = Subject(network)
+                seen = sights(subject, Run(mode="no_grad"))
+            generator = Generator(choose, seen, subject.ignored(), subject.module)
+            return Program(network, generator.steps()), subject
+        except (InvalidError, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AttributeError):
+            continue
+    raise InvalidError(f"seed {seed}: no network of 50 runs")

@@ -1,0 +1,89 @@
+"""One program and one executor: does the library do what hooks by hand do?"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, NamedTuple
+
+from fuzz import compare, oracle
+from fuzz.oracle import Observed
+from fuzz.program import Program, runs
+from fuzz.subject import Subject, quietly
+from torch import nn
+
+import hookline
+
+REFUSALS = (
+    r"is for one call of its module .* recomputed by a checkpoint",  # calls have no number there (docs/hooks.md)
+    r"neuron= indexes the last axis, and .* as of an image",  # docs/hook-objects.md
+    r"positions at .* are ambiguous",  # sequence-first modules (docs/hook-objects.md)
+    r"two activations would be cached as .* the name of a module",  # docs/names.md
+)
+"""What the library refuses for a reason that its docs give. Any other refusal is a failure."""
+
+
+class Verdict(NamedTuple):
+    """The outcome of a program in an executor."""
+
+    kind: Literal["agrees", "invalid", "refused", "fails"]
+    text: str = ""
+
+
+def by_hand(subject: Subject, program: Program) -> Observed | Verdict:
+    """What the oracle observes, or why the program cannot be run even by hand."""
+    try:
+        with quietly():
+            for run in runs(program):  # clones made by hand may hide that the network cannot be differentiated
+                if run.mode == "grad":
+                    subject.observe(run, subject.module)
+            subject.restore()
+            return oracle.ByHand(subject, program).run()
+    except Exception as error:  # torch refuses it, with or without hookline
+        return Verdict("invalid", f"{type(error).__name__}: {error}"[:200])
+    finally:
+        subject.restore()
+
+
+def judge(subject: Subject, program: Program, executor: Any, expected: Observed) -> Verdict:
+    """Run the program with the library, and compare."""
+    before = attributes(subject.module)
+    try:
+        observed = executor.run(subject, program)
+    except hookline.HooklineError as refusal:
+        text = f"{type(refusal).__name__}: {refusal}"
+        is_documented = any(re.search(pattern, text, re.DOTALL) for pattern in REFUSALS)
+        return Verdict("refused" if is_documented else "fails", text[:600])
+    except Exception as error:  # whatever it is, it is a finding
+        return Verdict("fails", f"raises {type(error).__name__}: {error}"[:600])
+    finally:
+        subject.restore()
+    unlike = compare.difference(program, expected, observed, exact=executor.is_exact)
+    if unlike is not None:
+        return Verdict("fails", unlike)
+    after = attributes(subject.module)
+    left = [path for path in before if before[path] != after.get(path)]
+    return Verdict("fails", f"left on {left[0]!r}: {before[left[0]]} became {after[left[0]]}") if left else AGREES
+
+
+AGREES = Verdict("agrees")
+
+
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """What is on every module: its attributes by name, and how many hooks."""
+    return {
+        path: (sorted(vars(part)), [len(hooks) for key, hooks in sorted(vars(part).items()) if key.endswith("_hooks")])
+        for path, part in module.named_modules()
+    }
+
+
+def is_like(one: Verdict, other: Verdict) -> bool:
+    """Whether two failures may have the same cause: the same kind of thing differs, or the same error is raised."""
+    return other.kind == "fails" and sort_of(one.text) == sort_of(other.text)
+
+
+def sort_of(text: str) -> str:
+    if text.startswith(("raises", "left on")) or "Error" in text[:40]:
+        return re.sub(r"'[^']*'|\d+", "", text)[:70]
+    name, _, what = text.partition(": ")
+    word = name.split()[1] if " " in name else name
+    return f"{word} {'missing' if 'missing' in what else 'only' if 'only' in what else 'differs'}"

@@ -1,0 +1,299 @@
+"""What a program observes when everything is done by hand, with torch hooks that return changed clones.
+
+It shares no code with hookline. At every event edits act in the order in which they were registered, then the torch
+hooks of others, then what only reads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from fuzz import changes
+from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Program, Remove, Run
+from torch import Tensor, nn
+from zoo.oracle import at, first_path, replaced, same_bits, tensors
+
+Observed = dict[str, Any]
+"""What a program showed: tensors, numbers and texts by name."""
+
+
+class Sent(NamedTuple):
+    """A tensor that a module got instead of the caller's."""
+
+    original: Tensor
+    clone: Tensor
+    before: Tensor
+    version: int
+
+    def give_back(self, output: Any) -> Any:
+        """Let the caller see what the module itself wrote to its argument, as it would without hooks."""
+        counts = not self.clone.is_inference()
+        if not (counts and self.clone._version != self.version) and same_bits(self.clone, self.before):
+            return output
+        self.original.copy_(self.clone)
+        for path, x in list(tensors(output)):
+            if x is self.clone:
+                output = replaced(output, path, self.original)
+        return output
+
+
+def sent(original: Tensor, clone: Tensor) -> Sent:
+    version = 0 if clone.is_inference() else clone._version
+    return Sent(original, clone, clone.detach().clone(), version)
+
+
+class Acting:
+    """A hook that is registered: its function, which may keep state, and the order in which it acts."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+        self.function = self._made(hook)
+
+    def _made(self, hook: Hook) -> Callable[[Tensor], Tensor | None]:
+        if hook.way == "edit":
+            return lambda x: changes.edited(x, hook.change, dict(hook.where))
+        change = changes.made(hook.change)
+        if hook.way == "return":
+            return change
+        write = changes.in_place(change, through_data=hook.way == "data")
+
+        def written(x: Tensor) -> Tensor:
+            write(x)
+            return x
+
+        return written
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The activation after this hook: a clone goes in, whatever comes out has its dtype."""
+        seen = x.clone()
+        if self.hook.place.heads:
+            seen = seen.unflatten(-1, (self.hook.place.heads, -1))
+        new = self.function(seen)
+        if new is None:
+            return x
+        return (new.flatten(-2) if self.hook.place.heads else new).to(x.dtype)
+
+
+class Pass:
+    """One forward pass with hooks placed by hand."""
+
+    def __init__(self, root: nn.Module, edits: list[Acting], run: Run, ignored: set[str]) -> None:
+        self.root, self.edits, self.run, self.ignored = root, edits, run, ignored
+        self.observed: Observed = {}
+        self.calls: Counter[str] = Counter()
+        self.running: dict[str, list[int]] = defaultdict(list)
+        self.sent: dict[tuple[str, int], list[Sent]] = defaultdict(list)
+        self.reads_all = run.reads == "all"
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Hooks on every module: edits before those of others, reads behind them."""
+        handles: list[Any] = []
+        for name, module in self.root.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            handles += self._of_module(name, module)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _of_module(self, name: str, module: nn.Module) -> list[Any]:
+        def enters(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+            self.running[name].append(self.calls[name])
+            self.calls[name] += 1
+            return self.edited(module, name, "input", (args, kwargs))
+
+        def is_read_before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+            return self.read(module, name, "input", (args, kwargs))
+
+        def leaves(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
+            return self.edited(module, name, "output", output)
+
+        def is_read_after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
+            new = self.read(module, name, "output", output)
+            call = self.running[name].pop()
+            value = output if new is None else new
+            for one in reversed(self.sent.pop((name, call), [])):
+                value = one.give_back(value)
+            return None if value is output else value
+
+        return [
+            module.register_forward_pre_hook(enters, with_kwargs=True, prepend=True),
+            module.register_forward_pre_hook(is_read_before, with_kwargs=True),
+            module.register_forward_hook(leaves, with_kwargs=True, prepend=True),
+            module.register_forward_hook(is_read_after, with_kwargs=True),
+        ]
+
+    def is_here(self, place: Place, name: str, side: str) -> bool:
+        return (place.module, place.side) == (name, side) and place.call in (None, self.running[name][-1])
+
+    def edited(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
+        """The value with all edits at this event."""
+        new = value
+        for acting in self.edits:
+            place = acting.hook.place
+            if not self.is_here(place, name, side):
+                continue
+            path = first_path(module, side, new) if place.path is None else place.path
+            if path is not None:
+                x = at(new, path)
+                new = self.put(name, side, new, path, x, acting(x), is_first=place.path is None)
+        return None if new is value else new
+
+    def put(self, name: str, side: str, value: Any, path: Any, x: Tensor, changed: Tensor, *, is_first: bool) -> Any:
+        """The value with a tensor in another one's place; the first tensor of an output is changed wherever it is."""
+        if changed is x:
+            return value
+        if side == "output" and name in self.ignored:
+            x.copy_(changed)
+            return value
+        if side == "input":
+            self.sent[name, self.running[name][-1]].append(sent(x, changed))
+        for other, tensor in list(tensors(value)):
+            if tensor is x and other != path and is_first and side == "output":
+                value = replaced(value, other, changed)
+        return replaced(value, path, changed)
+
+    def read(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
+        """Keep what is asked for, and lead gradients through a clone."""
+        call = self.running[name][-1]
+        if self.reads_all:
+            path = first_path(module, side, value)
+            if path is not None:
+                self.observed[f"all {name} {side} {call}"] = at(value, path).detach().clone()
+        elif self.run.reads is not None:
+            for place in self.run.reads:
+                if self.is_here(place, name, side):
+                    path = first_path(module, side, value) if place.path is None else place.path
+                    if path is not None:
+                        x = at(value, path).detach().clone()
+                        x = x.unflatten(-1, (place.heads, -1)) if place.heads else x
+                        self.observed[f"read {place.name} {call}"] = x
+        by_path: dict[Any, list[tuple[int, Gradient]]] = defaultdict(list)
+        for index, gradient in enumerate(self.run.gradients):
+            if self.is_here(gradient.place, name, side):
+                path = first_path(module, side, value) if gradient.place.path is None else gradient.place.path
+                if path is not None:
+                    by_path[path].append((index, gradient))
+        new = value
+        for path, gradients in by_path.items():
+            new = self.differentiated(name, side, new, path, gradients)
+        return None if new is value else new
+
+    def differentiated(
+        self, name: str, side: str, value: Any, path: Any, gradients: list[tuple[int, Gradient]]
+    ) -> Any:
+        """The value with a clone of a tensor, at which backward hooks act in order."""
+        x = at(value, path)
+        if not changes.is_number(x):
+            return value
+        clone = (x if x.requires_grad else x.detach().requires_grad_()).clone()
+        for index, gradient in gradients:
+            clone.register_hook(self.received(f"gradient {index} {self.running[name][-1]}", gradient))
+        is_first = any(gradient.place.path is None for _, gradient in gradients)
+        return self.put(name, side, value, path, x, clone, is_first=is_first)
+
+    def received(self, key: str, gradient: Gradient) -> Callable[[Tensor], Tensor | None]:
+        change, heads = changes.made(gradient.change), gradient.place.heads
+
+        def hook(g: Tensor) -> Tensor | None:
+            seen = g.detach().clone()
+            seen = seen.unflatten(-1, (heads, -1)) if heads else seen
+            self.observed[key] = seen.clone()
+            new = change(seen)
+            return None if new is None else (new.flatten(-2) if heads else new).to(g.dtype)
+
+        return hook
+
+
+def torch_hook(foreign: Foreign) -> Callable[..., Any]:
+    """A torch hook of somebody else, which both sides register."""
+    change = changes.made(foreign.change)
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        path = first_path(module, "input", (args, kwargs))
+        new = None if path is None else change(at((args, kwargs), path).clone())
+        return None if path is None or new is None else replaced((args, kwargs), path, new)
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ARG001
+        path = first_path(module, "output", output)
+        new = None if path is None else change(at(output, path).clone())
+        return None if path is None or new is None else replaced(output, path, new)
+
+    return before if foreign.side == "input" else after
+
+
+def attach_torch_hook(root: nn.Module, foreign: Foreign) -> Any:
+    module = root.get_submodule(foreign.module)
+    register = module.register_forward_pre_hook if foreign.side == "input" else module.register_forward_hook
+    return register(torch_hook(foreign), with_kwargs=True, prepend=foreign.is_first)
+
+
+@contextmanager
+def settings(run: Run) -> Iterator[None]:
+    """The mode of a run, of gradients and of autocast."""
+    mode = {"no_grad": torch.no_grad, "grad": torch.enable_grad, "inference": torch.inference_mode}[run.mode]
+    with mode(), torch.autocast("cpu", torch.bfloat16) if run.autocast else nullcontext():
+        yield
+
+
+def loss_of(output: Any) -> Tensor | None:
+    """A number to differentiate, in which every element has another weight; None if there is nothing."""
+    parts = [x for _, x in tensors(output) if x.requires_grad and x.is_floating_point()]
+    weighted = [(x.float() * torch.linspace(0.5, 1.5, x.numel()).view(x.shape)).sum() for x in parts]
+    return torch.stack(weighted).sum() if weighted else None
+
+
+class ByHand:
+    """Runs a program by hand."""
+
+    def __init__(self, subject: Any, program: Program) -> None:
+        self.subject, self.program = subject, program
+        self.added: list[tuple[int, Acting]] = []
+        self.contexts: list[list[Acting]] = []
+        self.order: list[Acting] = []
+        """All hooks that are registered, in the order in which they act."""
+        self.handles: dict[int, Any] = {}
+        self.observed: Observed = {}
+
+    def run(self) -> Observed:
+        try:
+            for index, step in enumerate(self.program.steps):
+                self.step(index, step)
+        finally:
+            for handle in self.handles.values():
+                handle.remove()
+        return self.observed
+
+    def step(self, index: int, step: Any) -> None:
+        if isinstance(step, Add):
+            acting = Acting(step.hook)
+            self.order.insert(0 if step.prepend else len(self.order), acting)
+            self.added.append((step.number, acting))
+        elif isinstance(step, Attach):
+            self.handles[step.number] = attach_torch_hook(self.subject.module, step.foreign)
+        elif isinstance(step, Remove):
+            self.remove(step.number)
+        elif isinstance(step, Enter):
+            self.contexts.append([Acting(hook) for hook in step.hooks])
+            self.order += self.contexts[-1]
+        elif isinstance(step, Leave):
+            gone = self.contexts.pop()
+            self.order = [acting for acting in self.order if acting not in gone]
+        elif isinstance(step, Run):
+            result = self.subject.by_hand(step, [*self.order, *map(Acting, step.hooks)])
+            self.observed |= {f"{index} {name}": value for name, value in result.items()}
+
+    def remove(self, number: int) -> None:
+        if number in self.handles:
+            self.handles.pop(number).remove()
+            return
+        gone = [acting for other, acting in self.added if other == number]
+        self.added = [(other, acting) for other, acting in self.added if other != number]
+        self.order = [acting for acting in self.order if acting not in gone]
