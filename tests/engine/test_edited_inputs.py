@@ -207,3 +207,11 @@ def test_what_the_model_writes_after_an_edit_inside_it_reaches_its_caller(points
     x = torch.zeros(2)
     hookline.hook(WritesToItsInput()).run_with_hooks(x, fwd_hooks=[(point, lambda x: x * 0.5 + 1) for point in points])
     assert x.eq(1.25).all()
+
+
+@pytest.mark.parametrize("read", [lambda x: None, lambda x: x, lambda x: x * 1])
+def test_a_hook_inside_does_not_end_what_the_model_writes_to_its_edited_input(read, mode) -> None:
+    x = torch.zeros(2)
+    hooks = [("input", lambda x: x * 0.5 + 1), ("same.input", read)]
+    hookline.hook(WritesToItsInput()).run_with_hooks(x, fwd_hooks=hooks)
+    assert x.eq(1.25).all()

@@ -176,6 +176,15 @@ def test_an_edit_in_a_module_that_is_called_by_itself_takes_effect() -> None:
     assert torch.allclose(found, expected)
 
 
+def test_an_error_that_the_user_caught_is_not_raised_again(net, x) -> None:
+    def fail(x):
+        raise ZeroDivisionError
+
+    for point in ("fc1", "output", "output#0"):
+        with net.hooks([(point, fail)]), pytest.raises(HookError):
+            net(x)
+
+
 def test_an_error_that_a_model_without_an_output_swallows_is_raised() -> None:
     class Swallows(nn.Module):
         def __init__(self) -> None:

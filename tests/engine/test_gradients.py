@@ -5,6 +5,7 @@ import weakref
 from dataclasses import dataclass
 
 import pytest
+import tiny_models
 import torch
 from networks import InPlace, Twice, fill, nodes, zero
 from torch import Tensor, nn
@@ -352,3 +353,23 @@ def test_a_backward_hook_at_an_in_place_module_on_a_part_leaves_the_gradient_of_
     outputs = hookline.hook(module).run_with_hooks(x, bwd_hooks=[("act", lambda grad: None)])
     sum(out.sum() for out in outputs).backward()
     assert torch.equal(module.fc.weight.grad, expected)
+
+
+@pytest.mark.parametrize("order", [("z", "input"), ("input", "z"), ("z", "input", "z"), ("input", "z", "input")])
+def test_backward_hooks_at_a_tensor_and_at_a_view_of_it_run_in_the_order_in_which_they_were_added(order) -> None:
+    model = tiny_models.causal_lm("llama")
+    names = {"z": "blocks.0.attn.hook_z", "input": "model.layers.0.self_attn.o_proj.input"}
+    seen = []
+
+    def hook(name):
+        def double(grad):
+            seen.append((name, grad.norm().item()))
+            return grad * 2
+
+        return double
+
+    net, ids = hookline.hook(model), torch.tensor([[1, 2, 3]])
+    net.run_with_hooks(ids, bwd_hooks=[(names[name], hook(name)) for name in order]).sum().backward()
+    grouped = sorted(order, key=order.index)  # hooks of one view get its gradient together
+    assert [name for name, _ in seen] == grouped
+    assert [size for _, size in seen] == pytest.approx([seen[0][1] * 2**index for index in range(len(order))])

@@ -67,7 +67,7 @@ def rotated(x: Tensor) -> Tensor:
     return x.roll(1, -1) if x.ndim else x.clone()
 
 
-def _raise(x: Tensor) -> Tensor:  # noqa: ARG001
+def _raise(x: Tensor) -> Tensor:
     raise RaisedError("a hook that fails")
 
 

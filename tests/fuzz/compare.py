@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import torch
-from fuzz.oracle import Observed
+from fuzz.oracle import ANYTHING, Observed
 from fuzz.program import Add, Plain, Program, Run, hooks_of, runs
 from torch import Tensor
 from zoo.oracle import distance, same_bits
@@ -28,19 +28,18 @@ def is_exact(program: Program) -> bool:
     return not any(hook.way == "edit" for hook in hooks_of(program))
 
 
-def difference(program: Program, expected: Observed, actual: Observed, *, exact: bool = True) -> str | None:
-    """The first thing that differs, in words; None if nothing does."""
+def difference(
+    program: Program, expected: Observed, actual: Observed, *, exact: bool = True, extra: bool = True
+) -> str | None:
+    """The first thing that differs, in words; None if nothing does. `extra`: also what only hookline observed."""
     exact = exact and is_exact(program)
     steps = [index for index, step in enumerate(program.steps) if isinstance(step, Run)]
     largest = {index: largest_gradient(expected, index) for index in steps}
     for name, wanted in expected.items():
         index, _, what = name.partition(" ")
-        if what.startswith("all "):
-            key = cached_name(program, actual, index, what)
-            if key is None:
-                continue
-        else:
-            key = name
+        key = cached_name(actual, index, what) if what.startswith("all ") else name
+        if wanted is ANYTHING:
+            continue
         if key not in actual:
             if what.startswith("gradient") and not wanted.count_nonzero():
                 continue  # an edit as data has no graph where the value is constant
@@ -49,8 +48,8 @@ def difference(program: Program, expected: Observed, actual: Observed, *, exact:
         unlike = differs(wanted, actual[key], tolerance(program) if is_close else None, largest[int(index)])
         if unlike is not None:
             return f"{name}: {unlike}"
-    extra = [name for name in actual if name not in expected and " cached " not in f" {name}"]
-    return f"{extra[0]}: only with hookline" if extra else None
+    unexpected = [name for name in actual if extra and name not in expected and " cached " not in f" {name}"]
+    return f"{unexpected[0]}: only with hookline" if unexpected else None
 
 
 def largest_gradient(observed: Observed, index: int) -> float:
@@ -82,8 +81,8 @@ def differs(wanted: Any, got: Any, close: float | None, largest: float) -> str |
 EVENT = re.compile(r"all (?P<module>\S*) (?P<side>input|output) (?P<call>\d+)$")
 
 
-def cached_name(program: Program, actual: Observed, index: str, what: str) -> str | None:
-    """The name in a full cache of an event; None where a full cache has no such name."""
+def cached_name(actual: Observed, index: str, what: str) -> str:
+    """The name in a full cache of an event."""
     match = EVENT.match(what)
     assert match is not None
     module, side, call = match["module"], match["side"], match["call"]
@@ -94,11 +93,4 @@ def cached_name(program: Program, actual: Observed, index: str, what: str) -> st
         for key in (f"{name}#{call}", name):
             if key in actual and (key != name or call == "0"):
                 return key
-    return names[0] if has_point(program, module) else None
-
-
-def has_point(program: Program, module: str) -> bool:  # noqa: ARG001
-    return True
-
-
-__all__ = ["Add", "Plain", "difference"]
+    return names[0]

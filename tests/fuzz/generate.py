@@ -11,7 +11,7 @@ from fuzz import changes, networks
 from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Program, Remove, Run, Step
 from fuzz.subject import InvalidError, Subject, quietly
 from torch import nn
-from zoo.oracle import Event, Path, tensors, watching
+from zoo.oracle import Event, Path, watching
 
 
 @dataclass
@@ -64,8 +64,10 @@ def sight(names: set[str], event: Event, path: Path, is_first: bool, call: int |
 class Generator:
     """Random steps at the points of one network."""
 
-    def __init__(self, choose: random.Random, seen: list[Sight], ignored: set[str], modules: nn.Module) -> None:
-        self.choose, self.ignored = choose, ignored
+    def __init__(
+        self, choose: random.Random, seen: list[Sight], ignored: set[tuple[str, int]], modules: nn.Module
+    ) -> None:
+        self.choose, self.ignored = choose, {name for name, _ in ignored}
         self.seen = [one for one in seen if one.shape or not one.is_strided]
         self.modules = [name for name, _ in modules.named_modules() if name]
         self.numbers: list[int] = []
@@ -127,7 +129,9 @@ class Generator:
         if chance < 0.3:
             reads = "all"
         elif chance < 0.65:
-            reads = tuple({one.place.name: one.place for one in (self.place() for _ in range(choose.randint(1, 4)))}.values())
+            reads = tuple(
+                {one.place.name: one.place for one in (self.place() for _ in range(choose.randint(1, 4)))}.values()
+            )
         return Run(
             hooks,
             tuple(gradients),
@@ -188,3 +192,8 @@ def plain_program(seed: int) -> tuple[Program, Subject]:
         except (InvalidError, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AttributeError):
             continue
     raise InvalidError(f"seed {seed}: no network of 50 runs")
+
+
+def program(seed: int) -> tuple[Program, Subject]:
+    """The program of a seed."""
+    return plain_program(seed)

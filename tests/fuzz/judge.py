@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from fuzz import compare, oracle
-from fuzz.oracle import Observed
-from fuzz.program import Program, runs
+from fuzz import compare, networks, oracle
+from fuzz.oracle import ANYTHING, Observed
+from fuzz.program import Plain, Program, Run, runs
+from fuzz.shrink import shrink
 from fuzz.subject import Subject, quietly
 from torch import nn
 
@@ -37,11 +39,36 @@ def by_hand(subject: Subject, program: Program) -> Observed | Verdict:
                 if run.mode == "grad":
                     subject.observe(run, subject.module)
             subject.restore()
-            return oracle.ByHand(subject, program).run()
+            observed = oracle.ByHand(subject, program).run()
+            if not any(run.gradients for run in runs(program)):
+                return observed
+            subject.restore()
+            return with_gradients(program, observed, oracle.ByHand(subject, without_gradients(program)).run())
     except Exception as error:  # torch refuses it, with or without hookline
         return Verdict("invalid", f"{type(error).__name__}: {error}"[:200])
     finally:
         subject.restore()
+
+
+def without_gradients(program: Program) -> Program:
+    """The program without its backward hooks."""
+    steps = [replace(step, gradients=()) if isinstance(step, Run) else step for step in program.steps]
+    return replace(program, steps=tuple(steps))
+
+
+def with_gradients(program: Program, observed: Observed, bare: Observed) -> Observed | Verdict:
+    """What a program shows whose gradients are read at clones made by hand.
+
+    A clone is not the tensor that the network writes to later. Where that changes what the network computes, it
+    must do what it does without backward hooks, and hooks by hand cannot say what the gradients are.
+    """
+    only_read = all(gradient.change == "read" for run in runs(program) for gradient in run.gradients)
+    names = [name for name in bare if only_read or " gradient " not in f" {name} "]
+    if compare.difference(program, {name: bare[name] for name in names}, observed, extra=False) is None:
+        return observed
+    if not only_read:
+        return Verdict("invalid", "clones made by hand change what the network computes")
+    return {name: bare.get(name, ANYTHING) for name in observed}
 
 
 def judge(subject: Subject, program: Program, executor: Any, expected: Observed) -> Verdict:
@@ -87,3 +114,31 @@ def sort_of(text: str) -> str:
     name, _, what = text.partition(": ")
     word = name.split()[1] if " " in name else name
     return f"{word} {'missing' if 'missing' in what else 'only' if 'only' in what else 'differs'}"
+
+
+def smaller(program: Program, executor: Any, failure: Verdict, seconds: float = 15) -> Program:
+    """The program with as much taken away as still fails in the same way."""
+
+    def fails(candidate: Program) -> bool:
+        try:
+            if not executor.takes(candidate):
+                return False
+            subject = Subject(candidate.network)
+        except Exception:  # what is left is no network
+            return False
+        expected = by_hand(subject, candidate)
+        return not isinstance(expected, Verdict) and is_like(failure, judge(subject, candidate, executor, expected))
+
+    return shrink(program, fails, seconds)
+
+
+def script(program: Program, executor: str, text: str) -> str:
+    """A program that runs alone, in the root of the project."""
+    lines = networks.source(program.network).rstrip().splitlines() if isinstance(program.network, Plain) else []
+    return (
+        f"# {' '.join(text.split())[:300]}\n"
+        + "".join(f"#   {line}\n" for line in lines)
+        + 'import sys; sys.path.insert(0, "tests")\n'
+        "from fuzz.program import *\nfrom fuzz.run import replay\n\n"
+        f"replay({executor!r}, {program!r})\n"
+    )

@@ -134,12 +134,12 @@ def read_at(place: Place, cache: Any) -> list[tuple[str, Tensor]]:
     """The activations of a place in a cache: of its only call, or of each."""
     if place.call is not None:
         return [(f"read {place.name} {place.call}", cache[place.name])] if place.name in cache else []
-    if place.name in cache.keys():
+    if place.name in cache:
         return [(f"read {place.name} 0", cache[place.name])]
     return [
         (f"read {place.name} {call}", cache[f"{place.name}#{call}"])
         for call in range(64)
-        if f"{place.name}#{call}" in cache.keys()
+        if f"{place.name}#{call}" in cache
     ]
 
 

@@ -23,7 +23,13 @@ IMAGE = (
     *("Store()", "Count()", "Numpy()", "Blind()", "Clear()", "nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))"),
 )
 SEQUENCE = (
-    *("nn.Linear(8, 8)", "nn.Linear(8, 8, bias=False)", "nn.LayerNorm(8)", "nn.RMSNorm(8)", "weighted(nn.Linear(8, 8))"),
+    *(
+        "nn.Linear(8, 8)",
+        "nn.Linear(8, 8, bias=False)",
+        "nn.LayerNorm(8)",
+        "nn.RMSNorm(8)",
+        "weighted(nn.Linear(8, 8))",
+    ),
     *("nn.Conv1d(3, 3, 1)", "nn.Conv1d(3, 3, 3, padding=1)", "nn.BatchNorm1d(3)", "nn.Softmax(-1)", "nn.Tanh()"),
     *("nn.ReLU()", "nn.ReLU(inplace=True)", "nn.GELU()", "nn.ELU(inplace=True)", "nn.Identity()", "nn.Dropout(0.3)"),
     *("nn.Dropout(0.3, inplace=True)", "nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8))"),
@@ -58,7 +64,13 @@ LINES = (
     *("{new} = {value}.transpose(-1, -2).contiguous().transpose(-1, -2)", "{new} = torch.sigmoid({value}) * {second}"),
 )
 WRITES = (
-    *("{value}.add_(0.25)", "{value}.mul_(0.5)", "{value}[:, :1].zero_()", "{value}[..., 1:3] += 1", "F.relu_({value})"),
+    *(
+        "{value}.add_(0.25)",
+        "{value}.mul_(0.5)",
+        "{value}[:, :1].zero_()",
+        "{value}[..., 1:3] += 1",
+        "F.relu_({value})",
+    ),
     *("{value} += {second}", "{value}.copy_({second} * 0.5)", "self.table.add_(0.125)", "{value}.clamp_(-1, 1)"),
 )
 IGNORED = ("nn.ReLU(inplace=True)", "nn.SiLU(inplace=True)", "Scale()", "Clear()", "Blind()", "nn.ReLU()", "Count()")
@@ -145,7 +157,14 @@ class _Grammar:
     def returned(self) -> str:
         one, other = self.values[-1], self.value()
         return "return " + self.choose.choice(
-            (one, one, f"({one}, {other})", f"{{'last': {one}, 'other': [{other}]}}", f"{one} + {other}", f"{one}.mean(1)")
+            (
+                one,
+                one,
+                f"({one}, {other})",
+                f"{{'last': {one}, 'other': [{other}]}}",
+                f"{one} + {other}",
+                f"{one}.mean(1)",
+            )
         )
 
 

@@ -21,6 +21,17 @@ Observed = dict[str, Any]
 """What a program showed: tensors, numbers and texts by name."""
 
 
+ANYTHING = object()
+"""What hooks by hand cannot say."""
+
+
+def same_memory(x: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same memory; sparse and nested ones if they are one object."""
+    if any(one.is_nested or one.layout != torch.strided for one in (x, other)):
+        return x is other
+    return x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and x.numel() == other.numel()
+
+
 class Sent(NamedTuple):
     """A tensor that a module got instead of the caller's."""
 
@@ -31,10 +42,13 @@ class Sent(NamedTuple):
 
     def give_back(self, output: Any) -> Any:
         """Let the caller see what the module itself wrote to its argument, as it would without hooks."""
-        counts = not self.clone.is_inference()
-        if not (counts and self.clone._version != self.version) and same_bits(self.clone, self.before):
+        is_counted = not self.clone.is_inference() and self.clone._version != self.version
+        if not is_counted and same_bits(self.clone, self.before):
             return output
-        self.original.copy_(self.clone)
+        if is_counted or self.clone.is_inference():
+            self.original.copy_(self.clone)
+        else:  # written through `.data`: torch knows no gradient of that
+            self.original.data.copy_(self.clone.data)
         for path, x in list(tensors(output)):
             if x is self.clone:
                 output = replaced(output, path, self.original)
@@ -81,17 +95,28 @@ class Acting:
 class Pass:
     """One forward pass with hooks placed by hand."""
 
-    def __init__(self, root: nn.Module, edits: list[Acting], run: Run, ignored: set[str]) -> None:
+    def __init__(self, root: nn.Module, edits: list[Acting], run: Run, ignored: set[tuple[str, int]]) -> None:
         self.root, self.edits, self.run, self.ignored = root, edits, run, ignored
         self.observed: Observed = {}
         self.calls: Counter[str] = Counter()
         self.running: dict[str, list[int]] = defaultdict(list)
         self.sent: dict[tuple[str, int], list[Sent]] = defaultdict(list)
+        self.arguments: dict[str, list[list[Tensor]]] = defaultdict(list)
         self.reads_all = run.reads == "all"
+        self.called: Counter[str] = Counter()
+        """How often each module was called, once the forward pass is over."""
+
+    def ends(self) -> None:
+        """The forward pass is over."""
+        self.called = Counter(self.calls)
+        self.calls.clear()
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Hooks on every module: edits before those of others, reads behind them."""
+        """Hooks on every module: edits before those of others, reads behind them.
+
+        They stay for the backward pass, in which checkpoints run their regions again.
+        """
         handles: list[Any] = []
         for name, module in self.root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
@@ -105,9 +130,11 @@ class Pass:
 
     def _of_module(self, name: str, module: nn.Module) -> list[Any]:
         def enters(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-            self.running[name].append(self.calls[name])
+            self.running[name].append(self.calls[name] % max(1, self.called[name]))
             self.calls[name] += 1
-            return self.edited(module, name, "input", (args, kwargs))
+            new = self.edited(module, name, "input", (args, kwargs))
+            self.arguments[name].append([x for _, x in tensors((args, kwargs) if new is None else new)])
+            return new
 
         def is_read_before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
             return self.read(module, name, "input", (args, kwargs))
@@ -118,6 +145,7 @@ class Pass:
         def is_read_after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             new = self.read(module, name, "output", output)
             call = self.running[name].pop()
+            self.arguments[name].pop()
             value = output if new is None else new
             for one in reversed(self.sent.pop((name, call), [])):
                 value = one.give_back(value)
@@ -150,8 +178,9 @@ class Pass:
         """The value with a tensor in another one's place; the first tensor of an output is changed wherever it is."""
         if changed is x:
             return value
-        if side == "output" and name in self.ignored:
-            x.copy_(changed)
+        if side == "output" and (name, self.running[name][-1]) in self.ignored:
+            if any(same_memory(x, argument) for argument in self.arguments[name][-1]):
+                x.copy_(changed)
             return value
         if side == "input":
             self.sent[name, self.running[name][-1]].append(sent(x, changed))
@@ -162,6 +191,8 @@ class Pass:
 
     def read(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
         """Keep what is asked for, and lead gradients through a clone."""
+        if self.called:  # a checkpoint runs its region again: what it computes has been read
+            return None
         call = self.running[name][-1]
         if self.reads_all:
             path = first_path(module, side, value)
@@ -186,9 +217,7 @@ class Pass:
             new = self.differentiated(name, side, new, path, gradients)
         return None if new is value else new
 
-    def differentiated(
-        self, name: str, side: str, value: Any, path: Any, gradients: list[tuple[int, Gradient]]
-    ) -> Any:
+    def differentiated(self, name: str, side: str, value: Any, path: Any, gradients: list[tuple[int, Gradient]]) -> Any:
         """The value with a clone of a tensor, at which backward hooks act in order."""
         x = at(value, path)
         if not changes.is_number(x):
@@ -221,7 +250,7 @@ def torch_hook(foreign: Foreign) -> Callable[..., Any]:
         new = None if path is None else change(at((args, kwargs), path).clone())
         return None if path is None or new is None else replaced((args, kwargs), path, new)
 
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ARG001
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         path = first_path(module, "output", output)
         new = None if path is None else change(at(output, path).clone())
         return None if path is None or new is None else replaced(output, path, new)

@@ -1,7 +1,7 @@
 """Programs as data: a network, and what is done to it. Two interpreters run the same program and are compared.
 
-`oracle.py` does it by hand with torch hooks, `library.py` with hookline. A program prints as Python, and `eval` reads it
-back: that is how regressions are kept.
+`oracle.py` does it by hand with torch hooks, `library.py` with hookline. A program prints as Python, and `eval` reads
+it back: that is how regressions are kept.
 """
 
 from __future__ import annotations

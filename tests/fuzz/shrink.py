@@ -124,7 +124,7 @@ def simpler_networks(network: Plain) -> Iterator[Plain]:
         if match is None:
             yield with_lines(network, rest)
             continue
-        stands_in = [name for name in VALUE.findall(line.split("=", 1)[1])] or ["x"]
+        stands_in = list(VALUE.findall(line.split("=", 1)[1])) or ["x"]
         for name in dict.fromkeys(stands_in):
             yield with_lines(network, [re.sub(rf"\b{match[1]}\b", name, other) for other in rest])
     last = network.lines[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,10 @@ from fuzz.program import Plain, Run
 from torch import Tensor, nn
 from zoo.oracle import everything, same_bits
 
-IGNORED = re.compile(r"self\.(\w+)\(")
+STORED = re.compile(r"(\w+) = ")
+CALLED = re.compile(r"self\.(\w+)\(")
+CALL = re.compile(r"self\.\w+\([^()]*\)$")
+"""A line, or what it stores, that is one call and nothing else."""
 
 
 class InvalidError(Exception):
@@ -46,12 +50,24 @@ class Subject:
     def inputs(self, run: Run) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return networks.inputs(self.network, run.seed, grad=run.mode == "grad")
 
-    def ignored(self) -> set[str]:
-        """Modules whose callers ignore what they return."""
-        assert isinstance(self.network, Plain)
-        names = {match[1] for line in self.network.lines if (match := IGNORED.match(line))}
-        residuals = {f"{name}.act" for name, part in self.network.parts if part == "Residual()"}
-        return names | residuals
+    def ignored(self) -> set[tuple[str, int]]:
+        """Calls, by module and number, whose callers ignore what they return: it is in no variable that is read."""
+        if not isinstance(self.network, Plain):
+            return set()
+        lines, calls, ignored = self.network.lines, Counter[str](), set()
+        residuals = {name for name, part in self.network.parts if part == "Residual()"}
+        for index, line in enumerate(lines):
+            variable = STORED.match(line)
+            later = " ".join((line[variable.end() :] if variable else "", *lines[index + 1 :]))
+            is_read = variable is not None and re.search(rf"\b{variable[1]}\b", later) is not None
+            is_whole = CALL.match(line[variable.end() :] if variable else line)
+            for name in CALLED.findall(line):
+                if is_whole is not None and not is_read:
+                    ignored.add((name, calls[name]))
+                if name in residuals:
+                    ignored.add((f"{name}.act", calls[name]))
+                calls[name] += 1
+        return ignored
 
     def remember(self) -> None:
         named = (*self.module.named_parameters(), *self.module.named_buffers())
@@ -113,8 +129,10 @@ class Subject:
         passing = oracle.Pass(self.module, list(edits), run, self.ignored())
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with passing.attached():
-                return self.module(*args, **kwargs)
+            output = self.module(*args, **kwargs)
+            passing.ends()
+            return output
 
-        observed = self.observe(run, call)
+        with passing.attached():
+            observed = self.observe(run, call)
         return observed if "error" in observed else observed | passing.observed

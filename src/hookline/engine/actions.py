@@ -151,7 +151,7 @@ class Compare(Action):
 
     def __call__(self, value: Any) -> Any:
         """Raise if a hook of another process did something else."""
-        error = None if value is not None else self.count.here().raised()
+        error = self.count.here().raised()
         if error is None:
             processes[self.module].end(self._hooks)
         else:  # torch drops an error that is raised here
@@ -189,7 +189,7 @@ class End(Action):
     def __call__(self, value: Any) -> Any:
         """End the pass."""
         calls = self.count.here()
-        has_succeeded = value is not None or calls.raised() is None
+        has_succeeded = calls.raised() is None  # a hook at the output may have raised: there is a value then, too
         calls.end()
         if not calls.is_on():
             current.forward_pass = None  # a module that is called by itself after this pass has no text

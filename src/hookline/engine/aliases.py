@@ -89,6 +89,7 @@ def lead_through(x: Tensor, out: Tensor) -> bool:
 class _Sent(NamedTuple):
     """A tensor that replaced the caller's as an argument of a module."""
 
+    module: nn.Module
     old: Tensor
     new: Tensor
     before: Tensor
@@ -118,7 +119,7 @@ def copy_of(x: Tensor, given: Tensor) -> Tensor:
     return copy
 
 
-def noted_sent(old: Any, new: Any) -> Any:
+def noted_sent(module: nn.Module, old: Any, new: Any) -> Any:
     """Note that a module is called with the arguments `new` instead of its caller's `old`, and return them."""
     for before, after in list(_pairs(old, new)):
         if isinstance(after, Tensor) and isinstance(before, Tensor) and not is_same_memory(before, after):
@@ -128,7 +129,7 @@ def noted_sent(old: Any, new: Any) -> Any:
                 after, counted = _counted(after), after
                 new = _swapped(new, counted, after)
             kept = snapshot(after.detach(), is_ours=True)
-            call_arguments.sent[id(after)] = _Sent(before, after, kept, is_copy, _version(after))
+            call_arguments.sent[id(after)] = _Sent(module, before, after, kept, is_copy, _version(after))
     return new
 
 
@@ -145,22 +146,29 @@ def _version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def give_back(value: Any) -> Any:
+def give_back(module: nn.Module, value: Any) -> Any:
     """Copy what a module wrote in place to replaced arguments into the caller's own tensors.
 
     Returns the module's output, with the caller's tensors where the module returned a replacement.
     """
     callers: list[Tensor] = []
     for argument in list(tensors_in(call_arguments.given)):
-        sent: _Sent | None = call_arguments.sent.pop(id(argument), None)
-        if sent is not None:
+        x = argument
+        while (sent := _sent_to(module, x)) is not None:
             wrote = sent.is_written() and _write(sent.old, sent.new)
             if wrote or sent.is_copy:
                 value = _swapped(value, sent.new, _leading_to(sent.new, sent.old))
                 callers.append(sent.old)
+            x = sent.old  # an edited input of an in-place module was replaced twice: by the edit, and by a copy of that
     if callers:
         call_arguments.given = (call_arguments.given, callers)
     return value
+
+
+def _sent_to(module: nn.Module, x: Tensor) -> _Sent | None:
+    """Take the note that `x` was sent to this module; what was sent to a module around it is given back at its end."""
+    sent: _Sent | None = call_arguments.sent.get(id(x))
+    return call_arguments.sent.pop(id(x)) if sent is not None and sent.module is module else None
 
 
 def _write(target: Tensor, source: Tensor) -> bool:

@@ -303,7 +303,7 @@ class Send(Action):
         """Return the arguments to call the module with."""
         if self._copies:
             value = map_tensors(value, lambda x: copy_of(x, x))
-        return value if value is call_arguments.given else noted_sent(call_arguments.given, value)
+        return value if value is call_arguments.given else noted_sent(self.module, call_arguments.given, value)
 
 
 class EndWrites(Action):
@@ -338,7 +338,7 @@ class GiveBack(Action):
 
     def __call__(self, value: Any) -> Any:
         """Return the value, with the caller's own tensors where the module returns its arguments."""
-        return give_back(value) if call_arguments.sent else value
+        return give_back(self.module, value) if call_arguments.sent else value
 
 
 def _is_derived(lens: Lens) -> bool:

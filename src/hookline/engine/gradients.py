@@ -41,14 +41,17 @@ class GradientTap(PointAction):
     dir = "bwd"
 
     def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:  # noqa: ARG002 (the same in a replay)
-        """Share one step with the other gradient taps of the same tensor, so that they see it in order."""
-        for step in reversed(steps):
-            if not isinstance(step, _GradientStep):
-                break
-            if step.is_for(self):
+        """Share one step with the other gradient taps of the same lens, so that they get its gradient in order.
+
+        A step of another lens goes before those of hooks: gradients reach the last step first.
+        """
+        place = len(steps)
+        while place and isinstance(step := steps[place - 1], _GradientStep) and step.taps[0].stage == self.stage:
+            if step.taps[0].lens == self.lens:
                 step.taps.append(self)
                 return
-        steps.append(_GradientStep(self))
+            place -= 1
+        steps.insert(place, _GradientStep(self))
 
     def attach(self, sent: SentTensor) -> None:
         """Ask for the gradient of what is sent on."""
@@ -60,23 +63,20 @@ class GradientTap(PointAction):
 
 
 class _GradientStep:
-    """Sends on a tensor of its own and lets the gradient taps of the point attach to it."""
+    """Sends on a tensor of its own and lets the gradient taps of one lens attach to it."""
 
     def __init__(self, first: GradientTap) -> None:
         self.first, self.taps = first, [first]
 
-    def is_for(self, tap: GradientTap) -> bool:
-        """Whether a tap is for the same tensor."""
-        return (self.first.lens, self.first.point.only) == (tap.lens, tap.point.only)
-
     def __call__(self, value: Any) -> Any:
         first = self.first
-        if not first.is_for_this_call():
+        taps = [tap for tap in self.taps if tap.is_for_this_call()]
+        if not taps:
             return value
         try:
             x = first.lens.get(value)
         except NoTensorError as error:
-            for tap in self.taps:
+            for tap in taps:
                 tap.miss(error)
             return value
         if x.is_nested and x.layout is torch.strided and torch.is_grad_enabled():
@@ -85,7 +85,7 @@ class _GradientStep:
                 f"layout, of which torch can make no view; make it with layout=torch.jagged"
             )
         why_not = self._why_not(x)
-        for tap in self.taps:
+        for tap in taps:
             tap.why_not, tap.fired = why_not, tap.fired or why_not is None
         if why_not is not None or not torch.is_grad_enabled():
             return value
@@ -93,7 +93,7 @@ class _GradientStep:
             self._keep_for_second_run()
         sent = SentTensor.in_memory_of(x) if self._shares_memory(x) else SentTensor.as_copy(x)
         is_led = self._is_read_in_place(x) and sent.lead(x)
-        for tap in self.taps:
+        for tap in taps:
             tap.attach(sent)
         sent.attach()
         return value if is_led else first.lens.put(value, sent.out)
