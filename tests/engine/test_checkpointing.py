@@ -306,3 +306,18 @@ def test_edits_and_backward_hooks_are_freed_with_the_graph(make, x) -> None:
     gc.collect()
     assert found() is None
     assert not any(has_taps(each) for each in module.modules())
+
+
+@pytest.mark.parametrize("point", ["0.input", "0", "input"])
+@pytest.mark.parametrize("edit", [None, torch.zeros_like])
+def test_a_gradient_that_begins_inside_a_region(point, edit) -> None:
+    """Nothing that goes into the region has a graph: the backward hook begins one, also when the region runs again."""
+    module = Blocks(use_reentrant=False)
+    net, seen = hookline.hook(module), []
+    if edit is not None:
+        net.add_hook("blocks.0.input", edit)
+    hooks = [(f"blocks.0.{point}", lambda grad: seen.append(grad))]
+    net.run_with_hooks(torch.randn(2, 4), bwd_hooks=hooks).sum().backward()
+    assert len(seen) == 1
+    assert seen[0].any()
+    assert module.blocks[0][0].bias.grad.any()

@@ -37,6 +37,7 @@ def row(x: Tensor) -> Tensor:
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "half": lambda x: x * 0.5 + 0.125,
     "negate": lambda x: -x,
+    "third": lambda x: x * 0.3,
     "vector": lambda x: x + ramp(x),
     "leaky": lambda x: torch.where(x > 0, x, x * 0.1),
     "roll": lambda x: x.roll(1, 0) * 0.9,
@@ -126,4 +127,7 @@ def edited(x: Tensor, change: str, where: dict[str, Any]) -> Tensor:
             inside = inside & chosen.view(shape)
     if where.get("mask"):
         inside = inside & (torch.arange(x.shape[-1]) % 2 == 0)
-    return torch.where(inside, EDITS[change](x), x)
+    new = torch.where(inside, EDITS[change](x), x)
+    if x.layout != torch.strided or new.dtype != x.dtype:
+        return new
+    return torch.empty_like(x).copy_(new)  # dropout draws its numbers in the order of the memory

@@ -114,7 +114,8 @@ class Generator:
         seen = self.place(floats=True)
         if not seen.is_strided or (seen.place.module in self.ignored and seen.place.side == "output"):
             return None
-        return Gradient(seen.place, self.choose.choice(("read", "read", "half", "negate")))
+        # Linear ones only: where an edit makes an activation constant, there may be no gradient or one that is zero.
+        return Gradient(seen.place, self.choose.choice(("read", "read", "third", "negate")))
 
     def run(self) -> Run:
         choose = self.choose
@@ -142,10 +143,11 @@ class Generator:
             seed=choose.randrange(100),
         )
 
-    def foreign(self) -> Foreign:
+    def foreign(self, *, may_be_first: bool) -> Foreign:
+        """A torch hook; it may be the first if hookline has none on the modules, and will be before it."""
         side: Any = self.choose.choice(("input", "output"))
         change = self.choose.choice(("half", "negate", "vector", "read"))
-        return Foreign(self.choose.choice(self.modules), side, change, self.choose.random() < 0.3)
+        return Foreign(self.choose.choice(self.modules), side, change, may_be_first and self.choose.random() < 0.5)
 
     def steps(self) -> tuple[Step, ...]:
         """One run mostly; sometimes several, with contexts, added hooks and foreign hooks between them."""
@@ -159,7 +161,8 @@ class Generator:
             if chance < 0.2:
                 steps.append(Add(self.number(), self.hook(), choose.random() < 0.3))
             elif chance < 0.4:
-                steps.append(Attach(self.number(), self.foreign()))
+                has_hooks = depth or any(isinstance(step, Add) for step in steps)
+                steps.append(Attach(self.number(), self.foreign(may_be_first=not has_hooks)))
             elif chance < 0.5 and self.numbers:
                 steps.append(Remove(self.numbers.pop(choose.randrange(len(self.numbers)))))
             elif chance < 0.7:

@@ -33,6 +33,13 @@ class Verdict(NamedTuple):
 
 def by_hand(subject: Subject, program: Program) -> Observed | Verdict:
     """What the oracle observes, or why the program cannot be run even by hand."""
+    modes = {run.mode for run in runs(program)}
+    if (
+        isinstance(program.network, Plain)
+        and "grad" in modes
+        and any("Blind" in part for _, part in program.network.parts)
+    ):
+        return Verdict("invalid", "torch takes wrong gradients where a module writes through `.data`")
     try:
         with quietly():
             for run in runs(program):  # clones made by hand may hide that the network cannot be differentiated
@@ -68,7 +75,7 @@ def with_gradients(program: Program, observed: Observed, bare: Observed) -> Obse
         return observed
     if not only_read:
         return Verdict("invalid", "clones made by hand change what the network computes")
-    return {name: bare.get(name, ANYTHING) for name in observed}
+    return {name: bare.get(name, ANYTHING) for name in observed} | {"anything": ANYTHING}
 
 
 def judge(subject: Subject, program: Program, executor: Any, expected: Observed) -> Verdict:

@@ -21,6 +21,8 @@ Observed = dict[str, Any]
 """What a program showed: tensors, numbers and texts by name."""
 
 
+LONGEST = 10**6
+"""More calls than a module gets."""
 ANYTHING = object()
 """What hooks by hand cannot say."""
 
@@ -39,25 +41,24 @@ class Sent(NamedTuple):
     clone: Tensor
     before: Tensor
     version: int
+    is_users: bool
+    """Whether the original outlives the pass, and so gets no graph."""
 
     def give_back(self, output: Any) -> Any:
         """Let the caller see what the module itself wrote to its argument, as it would without hooks."""
-        is_counted = not self.clone.is_inference() and self.clone._version != self.version
-        if not is_counted and same_bits(self.clone, self.before):
+        if self.clone._version == self.version and same_bits(self.clone, self.before):
             return output
-        if is_counted or self.clone.is_inference():
-            self.original.copy_(self.clone)
-        else:  # written through `.data`: torch knows no gradient of that
-            self.original.data.copy_(self.clone.data)
+        self.original.copy_(self.clone.detach() if self.is_users else self.clone)
+        if self.is_users and self.clone.requires_grad:
+            return output  # what the module returns has a graph, other than the original
         for path, x in list(tensors(output)):
             if x is self.clone:
                 output = replaced(output, path, self.original)
         return output
 
 
-def sent(original: Tensor, clone: Tensor) -> Sent:
-    version = 0 if clone.is_inference() else clone._version
-    return Sent(original, clone, clone.detach().clone(), version)
+def sent(original: Tensor, clone: Tensor, is_users: bool) -> Sent:
+    return Sent(original, clone, clone.detach().clone(), clone._version, is_users)
 
 
 class Acting:
@@ -83,11 +84,13 @@ class Acting:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The activation after this hook: a clone goes in, whatever comes out has its dtype."""
-        seen = x.clone()
+        seen, seen_before = x.clone(), x.detach().clone()
         if self.hook.place.heads:
+            seen_before = seen_before.unflatten(-1, (self.hook.place.heads, -1))
             seen = seen.unflatten(-1, (self.hook.place.heads, -1))
         new = self.function(seen)
-        if new is None:
+        is_counted = self.hook.way == "in place" and not torch.is_inference_mode_enabled()
+        if new is None or (new is seen and not is_counted and same_bits(new, seen_before)):
             return x
         return (new.flatten(-2) if self.hook.place.heads else new).to(x.dtype)
 
@@ -101,6 +104,8 @@ class Pass:
         self.calls: Counter[str] = Counter()
         self.running: dict[str, list[int]] = defaultdict(list)
         self.sent: dict[tuple[str, int], list[Sent]] = defaultdict(list)
+        self.outside: list[Tensor] = [*root.parameters(), *root.buffers()]
+        """What the user has: inputs, parameters and buffers."""
         self.arguments: dict[str, list[list[Tensor]]] = defaultdict(list)
         self.reads_all = run.reads == "all"
         self.called: Counter[str] = Counter()
@@ -130,7 +135,9 @@ class Pass:
 
     def _of_module(self, name: str, module: nn.Module) -> list[Any]:
         def enters(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-            self.running[name].append(self.calls[name] % max(1, self.called[name]))
+            if module is self.root and not self.called:
+                self.outside += [x for _, x in tensors((args, kwargs))]
+            self.running[name].append(self.calls[name] % self.called.get(name, LONGEST))
             self.calls[name] += 1
             new = self.edited(module, name, "input", (args, kwargs))
             self.arguments[name].append([x for _, x in tensors((args, kwargs) if new is None else new)])
@@ -178,12 +185,16 @@ class Pass:
         """The value with a tensor in another one's place; the first tensor of an output is changed wherever it is."""
         if changed is x:
             return value
-        if side == "output" and (name, self.running[name][-1]) in self.ignored:
-            if any(same_memory(x, argument) for argument in self.arguments[name][-1]):
-                x.copy_(changed)
+        is_ignored = side == "output" and (name, self.running[name][-1]) in self.ignored
+        if is_ignored and any(same_memory(x, argument) for argument in self.arguments[name][-1]):
+            x.copy_(changed)
             return value
         if side == "input":
-            self.sent[name, self.running[name][-1]].append(sent(x, changed))
+            if changed.is_inference():
+                with torch.inference_mode(False):  # torch then counts what the module writes to it
+                    changed = changed.clone()
+            is_users = not x.requires_grad and any(same_memory(x, own) for own in self.outside)
+            self.sent[name, self.running[name][-1]].append(sent(x, changed, is_users))
         for other, tensor in list(tensors(value)):
             if tensor is x and other != path and is_first and side == "output":
                 value = replaced(value, other, changed)

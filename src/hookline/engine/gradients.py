@@ -89,7 +89,7 @@ class _GradientStep:
             tap.why_not, tap.fired = why_not, tap.fired or why_not is None
         if why_not is not None or not torch.is_grad_enabled():
             return value
-        if first.is_derived:
+        if first.is_derived or not x.requires_grad:  # a graph that begins here must begin here again
             self._keep_for_second_run()
         sent = SentTensor.in_memory_of(x) if self._shares_memory(x) else SentTensor.as_copy(x)
         is_led = self._is_read_in_place(x) and sent.lead(x)
