@@ -321,3 +321,4 @@ def test_a_gradient_that_begins_inside_a_region(point, edit) -> None:
     assert len(seen) == 1
     assert seen[0].any()
     assert module.blocks[0][0].bias.grad.any()
+    net.remove_all_hook_fns()

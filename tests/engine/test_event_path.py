@@ -176,6 +176,15 @@ def test_an_edit_in_a_module_that_is_called_by_itself_takes_effect() -> None:
     assert torch.allclose(found, expected)
 
 
+def test_a_cache_has_what_a_hook_of_others_made_that_was_added_in_a_context() -> None:
+    net, x = hookline.hook(nn.Sequential(nn.ReLU(inplace=True))), torch.randn(2, 4)
+    with net.hooks([("0", lambda x: None)]):
+        handle = net.module[0].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+        _, cache = net.run_with_cache(x.clone())
+        handle.remove()
+    assert torch.equal(cache["0.input"], x + 1)
+
+
 def test_an_error_that_the_user_caught_is_not_raised_again(net, x) -> None:
     def fail(x):
         raise ZeroDivisionError

@@ -27,8 +27,8 @@ def tolerance(program: Program) -> float:
 def is_exact(program: Program) -> bool:
     """Whether both sides compute the same operations in the same order.
 
-    Edits as data may be written otherwise. Torch has kernels for attention whose three arguments are one tensor, which an
-    edit that changes no bit may leave or not.
+    Edits as data may be written otherwise. Torch has kernels for attention whose three arguments are one tensor, which
+    an edit that changes no bit may leave or not.
     """
     has_fused_attention = isinstance(program.network, Plain) and any(
         "Multihead" in part or "TransformerEncoder" in part for _, part in program.network.parts

@@ -45,6 +45,8 @@ def by_hand(subject: Subject, program: Program) -> Observed | Verdict:
             for run in runs(program):  # clones made by hand may hide that the network cannot be differentiated
                 if run.mode == "grad":
                     subject.observe(run, subject.module)
+                if run.gradients:
+                    subject.observe(run, subject.differentiated)
             subject.restore()
             observed = oracle.ByHand(subject, program).run()
             if not any(run.gradients for run in runs(program)):

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from fuzz.changes import RaisedError
 from fuzz.oracle import Acting, Observed, loss_of, settings
 from fuzz.program import Plain, Run
 from torch import Tensor, nn
-from zoo.oracle import everything, same_bits
+from zoo.oracle import everything, replaced, same_bits, tensors
 
 STORED = re.compile(r"(\w+) = ")
 CALLED = re.compile(r"self\.(\w+)\(")
@@ -32,6 +33,10 @@ def quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 class Subject:
@@ -70,13 +75,13 @@ class Subject:
         return ignored
 
     def remember(self) -> None:
-        named = (*self.module.named_parameters(), *self.module.named_buffers())
+        named = named_tensors(self.module)
         self.tensors = dict(named)
         self.saved = {name: x.detach().clone() for name, x in named}
 
     def restore(self) -> None:
         """Put the state back that it had at first, also what modules have replaced."""
-        for name, x in (*self.module.named_parameters(), *self.module.named_buffers()):
+        for name, x in named_tensors(self.module):
             x.grad = None
             if not same_bits(x, self.saved[name]):
                 owner, _, last = name.rpartition(".")
@@ -87,7 +92,7 @@ class Subject:
 
     def state(self) -> Observed:
         """Parameters and buffers that have other bits than at first."""
-        named = (*self.module.named_parameters(), *self.module.named_buffers())
+        named = named_tensors(self.module)
         return {f"state {name}": x.detach().clone() for name, x in named if not same_bits(x, self.saved[name])}
 
     def observe(self, run: Run, call: Callable[..., Any]) -> Observed:
@@ -109,6 +114,14 @@ class Subject:
         observed |= {f"the user's input {path}": x.detach().clone() for path, x in everything((args, kwargs))}
         observed["random numbers"] = torch.get_rng_state()
         return observed | self.state()
+
+    def differentiated(self, *args: Any, **kwargs: Any) -> Any:
+        """The network on inputs that have a graph, as they have where a gradient is asked for."""
+        values = (args, kwargs)
+        for path, x in tensors(values):
+            if x.is_floating_point():
+                values = replaced(values, path, (x if x.requires_grad else x.detach().requires_grad_()).clone())
+        return self.module(*values[0], **values[1])
 
     def backward(self, output: Any, arguments: Any) -> Observed:
         """Gradients of parameters and inputs, of a sum with weights."""
@@ -142,9 +155,10 @@ class Subject:
 
     def changed_by(self, run: Run) -> set[str]:
         """What of the user's the network itself writes to."""
-        before, arguments = self.inputs(run), self.inputs(run)
+        before, arguments, module = self.inputs(run), self.inputs(run), deepcopy(self.module)
         with settings(run):
-            self.module(*arguments[0], **arguments[1])
+            module(*arguments[0], **arguments[1])
         pairs = zip(everything(before), everything(arguments), strict=True)
         changed = {f"the user's input {path}" for (path, x), (_, y) in pairs if not same_bits(x, y)}
-        return changed | {*self.state()}
+        state = zip(named_tensors(self.module), named_tensors(module), strict=True)
+        return changed | {f"state {name}" for (name, x), (_, y) in state if not same_bits(x, y)}

@@ -41,6 +41,8 @@ class Tap(Listener):
         self.users.add(id(user))
         hooks, flags = self._places(module)
         if self.key in hooks:
+            if self.late:
+                hooks.move_to_end(self.key)  # behind those that others have added since
             return
         # The same as torch's `register_forward_hook`, without the handle, which costs as much as everything else; and
         # in an order in which an interrupt leaves nothing that `release` does not find.
