@@ -1,5 +1,7 @@
 """The gradient at a point whose memory the model writes to later: that of what left the point."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -172,6 +174,48 @@ def test_a_backward_hook_that_only_reads_changes_no_bit_of_the_gradients() -> No
         with hooked.hooks(bwd_hooks=[(point, lambda grad: None)]):
             loss(hooked(x)).backward()
         assert all(map(torch.equal, gradients(net), plain)), point
+
+
+IN_PLACE = (
+    *(nn.CELU, nn.ELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.Mish, nn.ReLU, nn.ReLU6, nn.RReLU),
+    *(nn.SELU, nn.SiLU, partial(nn.Threshold, 0.1, 0.0), nn.Dropout),
+)
+
+
+@pytest.mark.parametrize("activation", IN_PLACE, ids=lambda each: getattr(each, "func", each).__name__)
+def test_a_backward_hook_that_only_reads_keeps_the_strides_of_gradients_at_in_place_activations(activation) -> None:
+    """Gradients of what is written to a view have the strides of its base, and convolutions chose other kernels."""
+    block = [nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), activation(inplace=True)]
+    net = nn.Sequential(*block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)).eval()
+    net.to(memory_format=torch.channels_last)
+    x = torch.randn(4, 16, 12, 12).to(memory_format=torch.channels_last)
+    loss(net(x)).backward()
+    plain, hooked, seen = gradients(net), hookline.hook(net), []
+    for point in hooked.hook_dict:
+        with hooked.hooks(bwd_hooks=[(point, seen.append)]):
+            loss(hooked(x)).backward()
+        assert all(map(torch.equal, gradients(net), plain)), point
+    assert len(seen) == len(hooked.hook_dict)
+
+
+def test_the_gradient_at_an_activation_in_place_is_that_of_its_uses_from_there_on() -> None:
+    class UsedBefore(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.act = nn.Linear(4, 4), nn.Hardswish(inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x)
+            before = h * 2
+            self.act(h)
+            return before + h * 3
+
+    net, x, seen = UsedBefore(), torch.randn(5, 4), []
+    value = net.fc(x).detach().requires_grad_()
+    expected = torch.autograd.grad(loss(value.detach() * 2 + nn.functional.hardswish(value) * 3), value)[0]
+    with hookline.hook(net).hooks(bwd_hooks=[("act.input", lambda grad: seen.append(grad.clone()))]):
+        loss(net(x)).backward()
+    torch.testing.assert_close(seen, [expected])
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -248,6 +248,37 @@ def test_a_cache_that_is_read_inside_attention_is_not_part_of_it(llama) -> None:
         assert torch.equal(found[name], expected[name])
 
 
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("kind", ["reads", "keeps", "gradient"])
+@pytest.mark.parametrize("point", POINTS)
+def test_reading_moves_no_bit_of_the_fused_output_if_there_are_gradients(point, kind, is_checkpointed) -> None:
+    """What a hook keeps is in the graph, with the gradient that it has where attention is computed in steps."""
+
+    def run(module: nn.Module) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        kept: list[torch.Tensor] = []
+        read = {"reads": lambda _: None, "keeps": lambda x: x.retain_grad() or kept.append(x), "gradient": kept.append}
+        hooks = {"bwd_hooks" if kind == "gradient" else "fwd_hooks": [(point, read[kind])]}
+        with hookline.hook(module).hooks(**hooks):
+            logits = module(tokens).logits
+            logits.square().sum().backward()
+        weight = module.model.layers[0].self_attn.q_proj.weight
+        gradient, weight.grad = weight.grad, None
+        return logits, [x.grad if kind == "keeps" else x for x in kept], gradient
+
+    module, tokens = tiny_models.causal_lm("llama"), torch.tensor([[5, 9, 31, 7]])
+    if is_checkpointed:
+        module.gradient_checkpointing_enable({"use_reentrant": False})
+        module.train()
+    expected = module(tokens, use_cache=False).logits
+    logits, gradients, of_weight = run(module)
+    assert torch.equal(logits, expected)
+    module.set_attn_implementation("eager")
+    _, gradients_in_steps, of_weight_in_steps = run(module)
+    assert len(gradients) == len(gradients_in_steps) == (kind != "reads")
+    torch.testing.assert_close(gradients, gradients_in_steps)
+    torch.testing.assert_close(of_weight, of_weight_in_steps)
+
+
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers' own
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")  # as hooks are attached
@@ -263,7 +294,8 @@ def test_flex_attention_is_an_operator_of_its_own_and_runs_as_always() -> None:
     assert POINTS[1] not in cache
 
 
-def test_a_second_copy_of_hookline_in_the_process() -> None:
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_a_second_copy_of_hookline_in_the_process(has_gradients) -> None:
     module, point = tiny_models.causal_lm("llama"), POINTS[1]
     model, seen = hookline.hook(module), []
     tokens = model.example_tokens()
@@ -276,6 +308,7 @@ def test_a_second_copy_of_hookline_in_the_process() -> None:
 
         assert second is not hookline
         with (
+            torch.set_grad_enabled(has_gradients),
             model.hooks(fwd_hooks=[(point, lambda _x: seen.append("first"))]),
             second.hook(module).hooks(fwd_hooks=[(point, lambda _x: seen.append("second"))]),
         ):

@@ -235,15 +235,23 @@ def test_of_diffusers() -> None:
     assert report.patterns["down_blocks.0.attentions.0.transformer_blocks.0.attn2"] == [1, 4, 64, 7]
 
 
-def test_verify_of_a_network_with_a_scripted_child() -> None:
-    class Scripted(nn.Module):
+COMPILED = {"scripted": torch.jit.script, "traced": lambda module: torch.jit.trace(module, X)}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_verify_of_a_network_with_a_child_of_torchscript(compiled) -> None:
+    class WithChild(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attn, self.fc = Attention("matmul"), torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1)))
+            child = nn.Sequential(nn.Linear(16, 16), nn.Softmax(-1))
+            self.attn, self.fc = Attention("matmul"), COMPILED[compiled](child)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.fc(self.attn(x))
 
-    report = hookline.hook(Scripted().eval()).verify(X)
+    net = hookline.hook(WithChild().eval())
+    report = net.verify(X)
     assert report.is_sound
     assert list(report.patterns) == ["attn"]
+    assert "fc" in net.registry.list_layers()

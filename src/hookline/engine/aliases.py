@@ -43,6 +43,19 @@ def is_passed_through(x: Tensor) -> bool:
     )
 
 
+_ACTIVATIONS = (
+    *(nn.CELU, nn.ELU, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.Mish, nn.ReLU, nn.ReLU6, nn.RReLU),
+    *(nn.SELU, nn.SiLU, nn.Threshold),
+)
+_OVERWRITING = frozenset(each.forward for each in _ACTIVATIONS)
+"""The methods that write to the whole input if their module has `inplace=True`. Dropout in eval mode does not."""
+
+
+def is_overwriting(module: nn.Module) -> bool:
+    """Whether a module with `inplace=True` certainly writes to its whole input."""
+    return type(module).forward in _OVERWRITING and "forward" not in vars(module)
+
+
 class Alias(torch.autograd.Function):
     """A tensor in the memory of `x`, whose gradient goes to `mine`."""
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hookline.engine.aliases import Alias
 from hookline.engine.deferred import Deferred, kept
 from hookline.engine.inner import InnerTap
 from hookline.engine.interception import FunctionInterceptor, ModeInterceptor, OperatorInterceptor
@@ -143,6 +144,12 @@ def expect(module: nn.Module, shape: AttentionShape) -> None:
     What has another shape is not taken for queries, scores or a pattern.
     """
     _shapes[module] = shape
+
+
+def _may_have_edited(action: Any) -> bool:
+    """Whether an action may have changed a value, and not only put it into the graph."""
+    reads = action.only_reads or action.dir == "bwd"
+    return bool(getattr(action, "has_edited", not reads))
 
 
 class AttentionSteps(FunctionInterceptor):
@@ -309,9 +316,17 @@ class AttentionSteps(FunctionInterceptor):
             scores = self.taps[Kind.SCORES].flow(before)
             weights = _pattern(scores, call.hides)
             pattern = self.taps[Kind.PATTERN].flow(weights)
-        if scores is before and pattern is weights:
+        if scores is before and pattern is weights and not self.has_other():
             return output  # only read: the output stays bitwise the model's own
-        return call.mix(pattern)
+        mixed = call.mix(pattern)
+        if call.dropout_p or self.has_other() or any(map(_may_have_edited, waiting)):
+            return mixed
+        # In the graph, because a hook kept what it got, or for its gradient: only gradients flow through it.
+        try:
+            own: Tensor = Alias.apply(mixed, self._fused_output(call) if output is None else output)
+        except RuntimeError:  # inside a transform, or with derivatives in forward mode
+            return mixed
+        return own
 
     def _split(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Undo the split of packed images or windows, so that there is one block-diagonal pattern for all of them."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.engine import failures
 from hookline.engine.actions import PointAction
-from hookline.engine.aliases import is_discarded, is_passed_through
+from hookline.engine.aliases import is_discarded, is_overwriting, is_passed_through
 from hookline.engine.callbacks import Caller
 from hookline.engine.calls import running
 from hookline.engine.checkpointing import is_first_run, recomputing
@@ -92,7 +92,7 @@ class _GradientStep:
         if first.is_derived or not x.requires_grad:  # a graph that begins here must begin here again
             self._keep_for_second_run()
         sent = SentTensor.in_memory_of(x) if self._shares_memory(x) else SentTensor.as_copy(x)
-        is_led = self._is_read_in_place(x) and sent.lead(x)
+        is_led = (self._is_read_in_place(x) or self._is_written_whole(x)) and sent.lead(x)
         for tap in taps:
             tap.attach(sent)
         sent.attach()
@@ -113,6 +113,16 @@ class _GradientStep:
         first = self.first
         is_output = first.tap.kind is Kind.OUTPUT and not first.is_derived and not is_whole(first.module)
         return is_output and is_passed_through(x) and is_discarded()
+
+    def _is_written_whole(self, x: Tensor) -> bool:
+        """Whether the module overwrites its input `x`, so that nobody can use it as it is but the module.
+
+        A view would do too. But the gradient of what is written to a view has the strides of its base, and kernels for
+        other strides round differently.
+        """
+        first = self.first
+        is_input = first.tap.kind is Kind.INPUT and not first.is_derived and first.is_inplace
+        return is_input and x.requires_grad and x._base is None and is_overwriting(first.module)
 
     def _why_not(self, x: Tensor) -> str | None:
         if not (x.is_floating_point() or x.is_complex()):

@@ -154,10 +154,16 @@ class Edit(HookAction):
 
         None: if the hook kept it, perhaps for later.
         """
-        if not given.requires_grad or self.is_derived or self.is_part:
+        if not given.requires_grad:
+            return False
+        if self.tap.kind.is_inner:  # a checkpoint counts what is saved to compute it
+            self.keep_for_second_run()
+        elif self.is_derived:
+            return True  # it costs no bit: what is put back is a difference of zero
+        if self.is_part:
             # Where each process has a part, all must put it back or none: gradients are collected there. Only one of
             # them may have kept what it was given.
-            return bool(given.requires_grad)
+            return True
         if given.retains_grad or given._backward_hooks:
             return True
         # Passing it on must not separate the model's tensors from each other, except at a placed point, which is for

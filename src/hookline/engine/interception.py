@@ -75,6 +75,10 @@ class FunctionInterceptor:
         """Return the result of a function, of whose calls none is intercepted."""
         raise NotImplementedError
 
+    def has_other(self) -> bool:
+        """Whether a second copy of hookline intercepts the same module, which sees what is computed here."""
+        return False
+
     def check(self) -> None:
         """The module has returned: raise if what it computed is not what the points in it are."""
 
@@ -142,6 +146,11 @@ class ModeInterceptor(FunctionInterceptor, TorchFunctionMode):
         finally:
             _C._push_on_torch_function_stack(mode)
 
+    def has_other(self) -> bool:
+        """Whether another mode is for the same module."""
+        others = (mode for mode in _get_current_function_mode_stack() if mode is not self)
+        return any(getattr(mode, "module", None) is self.module for mode in others)
+
     def _is_on_top(self) -> bool:
         """Whether torch would call it first."""
         depth = _C._len_torch_function_stack()
@@ -179,6 +188,10 @@ class OperatorInterceptor(FunctionInterceptor):
     def without(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Turn the kernels off for this call."""
         return operators.without_kernels(function, args, kwargs)
+
+    def has_other(self) -> bool:
+        """Whether its own calls reach an interceptor of the same module."""
+        return self.outer is not None and self.outer.module is self.module
 
 
 class _Stack(threading.local):

@@ -379,6 +379,8 @@ class PointDict(dict[str, HookPoint]):
 
 def is_called(module: nn.Module) -> bool:
     """Whether the module can run; a ModuleList only holds others."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True  # the class of a traced module raises an error if it is asked for its `forward`
     return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
