@@ -76,11 +76,14 @@ class State:
         def view(x):
             rows.view(-1)[3:4].mul_(1).add_(x.sum())
 
+        def typed(x):
+            total.type_as(x).add_(1)
+
         def statistics(x):
             F.batch_norm(x.flatten(0, 1), mean, var, training=True)
 
         functions = [adds, writes_at, of_class, of_class_in_place, lists_of_class, of_function, alias]
-        functions += [out, data, many, view, statistics]
+        functions += [out, data, many, view, typed, statistics]
         return {function.__name__: function for function in functions}
 
     def seen(self) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from backends import Counting, needs_graphs
 from stateful import State, stopping, tiny_llama
+from torch.nn import functional as F
 
 import hookline
 from hookline.edits import scale
@@ -123,6 +124,41 @@ def test_the_random_numbers_after_a_generation_that_stops(model, ids) -> None:
             for x, right in zip(run(), expected, strict=True):
                 assert torch.equal(x, right)
         assert not runs.reasons
+
+
+RANDOM = {
+    "leaky": lambda x: F.rrelu(x, training=True),
+    "poisson": lambda x: x + torch.poisson(torch.ones_like(x)),
+    "small": lambda x: x + 1e-6 * F.alpha_dropout(x, 0.5, training=True),
+    "not compiled": lambda x: x + torch.empty_like(x).random_(3),
+}
+
+
+@pytest.mark.quick_for("small", "not compiled")
+@pytest.mark.parametrize("name", RANDOM)
+def test_functions_that_draw_random_numbers_draw_as_uncompiled(name, model, ids) -> None:
+    """Whatever they are called: the graph is not used, and the numbers after its proof are those that come next."""
+    options = {"max_new_tokens": 6, "do_sample": True}
+
+    def run():
+        torch.manual_seed(3)
+        with torch.no_grad(), model.hooks([("blocks.0.hook_mlp_out", RANDOM[name])]):
+            results = [model.generate(ids, **options), model(ids)]
+            results += model.stream(ids, **options)
+        return [*results, torch.rand(3)]
+
+    expected = run()
+    torch.manual_seed(3)
+    with model.hooks([("blocks.0.hook_mlp_out", RANDOM[name])]):
+        assert torch.equal(torch.stack([*model.stream(ids, **options)], 1), expected[0][:, 5:])
+    with model.compiled(backend=Counting()) as runs:
+        for _ in range(2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", HooklineWarning)  # it runs uncompiled
+                found = run()
+            for x, right in zip(found, expected, strict=True):
+                torch.testing.assert_close(x, right)
+        assert runs.reasons
 
 
 def test_a_prompt_with_pad_tokens_and_without_a_mask_is_compiled(model, ids) -> None:

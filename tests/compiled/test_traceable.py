@@ -5,10 +5,12 @@ from functools import partial
 
 import pytest
 import torch
+from backends import needs_graphs
 
-from hookline.compiled.traceable import constants_of, why_not
+from hookline.compiled.traceable import check_writes, constants_of, why_not
 
 LIST, NUMBER, TENSOR = [], 3.0, torch.ones(2)
+ONE = torch.ones(1)
 WEIGHT = torch.ones(2, requires_grad=True)
 
 
@@ -93,6 +95,43 @@ def test_functions_with_state_are_not(function, why) -> None:
     found = why_not(function)
     assert found is not None
     assert re.search(why, found)
+
+
+def adds_each(x):
+    for each in torch.meshgrid(ONE, ONE, indexing="ij"):
+        each.add_(1)
+
+
+@needs_graphs
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+@pytest.mark.parametrize(
+    ("writes", "does"),
+    [
+        *((True, lambda x: ONE.type_as(x).add_(1)), (False, lambda x: ONE.type_as(x.double()).add_(1))),
+        *((True, lambda x: torch.atleast_1d(ONE)[0].add_(1)), (True, adds_each)),
+        *((True, lambda x: torch.broadcast_tensors(ONE, x[0])[0].add_(1)), (False, lambda x: x.add_(ONE))),
+        *((True, lambda x: torch.einsum("i->i", ONE).add_(1)), (False, lambda x: torch.einsum("i,i->i", ONE, ONE))),
+        *((True, lambda x: torch._foreach_add_([ONE], 1)), (False, lambda x: torch._foreach_add([ONE], 1))),
+        *((True, lambda x: torch.special.expit(ONE, out=ONE)), (False, lambda x: ONE.clone().add_(1))),
+        *((True, lambda x: torch.ops.aten.native_batch_norm(x, None, None, ONE, ONE, True, 0.1, 1e-5)[0]),),
+        *((True, lambda x: torch.nn.functional.embedding(x[0, :1].long(), ONE[:, None], max_norm=0.1)),),
+    ],
+)
+def test_what_a_graph_writes_to(writes, does) -> None:
+    """Whatever leads to the tensor: some operations return what they were given."""
+
+    def check(graph, inputs):
+        check_writes(graph, inputs, lambda x: x.ndim == 2)
+        return graph.forward
+
+    torch._dynamo.reset()
+    call = torch.compile(lambda x: (does(x), x)[1], backend=check, fullgraph=True)
+    with torch.no_grad():
+        if writes:
+            with pytest.raises(Exception, match=r"writes to a tensor of the shape \[1\] outside it"):
+                call(torch.ones(3, 1))
+        else:
+            call(torch.ones(3, 1))
 
 
 def test_constants() -> None:

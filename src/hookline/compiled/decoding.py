@@ -127,8 +127,11 @@ class DecodeState:
             self.sampler.draw()
         self.choose(output.logits[:, -1].float(), sampling)
 
-    def stepper(self, sampling: Sampling) -> Callable[[Program], Callable[[], Tensor]]:
-        """Makes the function that runs the newest token and chooses the next, for a program."""
+    def stepper(self, sampling: Sampling, *, draws: bool = False) -> Callable[[Program], Callable[[], Tensor]]:
+        """Makes the function that runs the newest token and chooses the next, for a program.
+
+        `draws`: it draws the noise itself, after hooks may have drawn random numbers, as the model's own `generate`.
+        """
 
         def make(program: Program) -> Callable[[], Tensor]:
             def step() -> Tensor:
@@ -138,6 +141,8 @@ class DecodeState:
                     inputs["position_ids"] = self.column - self.padding
                 output = self.module(**inputs, past_key_values=self.cache, use_cache=True)
                 logits = output.logits[:, -1].float()
+                if draws:
+                    self.sampler.draw()
                 self.choose(logits, sampling)
                 program.forget()
                 return logits

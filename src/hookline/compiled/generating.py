@@ -60,7 +60,7 @@ class CompiledGeneration:
         self._since = self.start
         """The first column that the variant runs."""
         self._draws: list[Tensor] = []
-        """The random states before the draws of the last steps."""
+        """The random states before the draws of the last steps in the graph."""
         self._code = owner.code
         self._on_modules = owner.code.on_modules()
 
@@ -132,7 +132,8 @@ class CompiledGeneration:
                 self._choose_variant()
 
     def _choose_variant(self) -> None:
-        self._uncompiled = self.state.stepper(self.sampling)(Program([]))
+        draws = self.sampling.temperature is not None
+        self._uncompiled = self.state.stepper(self.sampling, draws=draws)(Program([]))
         if not self._is_compiled:
             return
         points = [each.point for each in self.records]
@@ -159,7 +160,6 @@ class CompiledGeneration:
         variant, made, self._draws = self.variant, self.made, []
         with PlainTensors():
             if variant is None:
-                self._draw()
                 self._uncompiled()
                 self.made += 1
                 return
@@ -182,7 +182,7 @@ class CompiledGeneration:
             self.made += 1
 
     def _draw(self) -> Tensor | None:
-        """Draw the random numbers of a step. Returns the random state before that."""
+        """Draw the random numbers of a step in the graph. Returns the random state before that."""
         if self.sampling.temperature is None:
             return None
         self._draws.append(self.state.sampler.random_state())
@@ -196,7 +196,6 @@ class CompiledGeneration:
         """
         state, column = self.state, int(self.state.column)
         before, sizes = _copies(state.moving()), [len(each.recorder.log) for each in self.records]
-        self._draw()
         own = Recorder([each.point for each in self.records])
         with Run(self.owner.points.root, [Record(each.point, own) for each in self.records], is_one_pass=True):
             expected: dict[Any, Tensor] = {"logits": self._uncompiled().to(self.owner.dtype)}

@@ -4,6 +4,7 @@ In two stages, because fused kernels round differently, and a deep model in bflo
 
 1. The graph as it was traced, with the kernels of an uncompiled run, against the hooks. They must agree closely: this
    shows that edits, reads, masks and positions are right.
+   It must not draw random numbers either: an uncompiled run would not draw them then.
 2. What the backend made of the graph, against the graph. This shows gross errors only.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.compiled.random_state import RandomStates
 from hookline.compiled.traceable import WritesOutsideError
 from hookline.compiled.variants import Variant
 
@@ -30,24 +32,33 @@ def why_unproved(variant: Variant, expected: Values, call: Callable[[Callable[[]
     """Why a variant is not to be used; None if it is proved. `call` runs a function from the state before the step."""
     found: Values = expected
     for what, way, limits in (("the graph", variant.plain, _TRACED), ("the compiled graph", variant.call, _FUSED)):
-        before, calls = found, variant.backend.calls
+        before, calls, random = found, variant.backend.calls, RandomStates(next(iter(expected.values())).device)
         try:
             with variant.backend.proving():
                 found = call(way)
         except Exception as error:  # whatever a compiler raises: the run goes on without it, and says so
+            random.are_left()
             cause = getattr(error, "inner_exception", error)  # of the backend: torch's message begins with its address
             line = str(cause).strip().partition("\n")[0]
-            where = [repr(slot.point.name) for slot in variant.program.slots if slot.kind == "function"]
+            where = _functions(variant)
             if isinstance(cause, WritesOutsideError):
                 return f"the function at {' or '.join(where)} cannot: {line}"
             more = f" with the function at {', '.join(where)}" if where else ""
             return f"it could not be compiled{more} ({type(cause).__name__}: {line})"
         if variant.backend.calls == calls:
             return "torch did not compile it"
+        if random.are_left():
+            where = " or ".join(_functions(variant))
+            return f"{f'the function at {where}' if where else 'the model'} draws random numbers"
         apart = difference(before, found, limits)
         if apart is not None:
             return f"{what} does not give what {'the hooks give' if before is expected else 'was traced'}: {apart}"
     return None
+
+
+def _functions(variant: Variant) -> list[str]:
+    """Where functions are traced."""
+    return [repr(slot.point.name) for slot in variant.program.slots if slot.kind == "function"]
 
 
 def difference(expected: Values, found: Values, limits: Mapping[torch.dtype, float]) -> str | None:

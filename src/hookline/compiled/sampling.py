@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.compiled.random_state import random_state, return_to
+
 _STOPS = 8
 """How many different stop tokens there is room for."""
 
@@ -73,20 +75,14 @@ class Sampler:
 
     def random_state(self) -> Tensor:
         """The state of the random numbers that are drawn next."""
-        if self.random is not None:
-            return self.random.get_state()
-        device = self.noise.device
-        return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+        return random_state(self.noise.device) if self.random is None else self.random.get_state()
 
-    def return_to(self, random_state: Tensor) -> None:
+    def return_to(self, state: Tensor) -> None:
         """Draw the same random numbers again from now on."""
-        device = self.noise.device
         if self.random is not None:
-            self.random.set_state(random_state)
-        elif device.type == "cpu":
-            torch.set_rng_state(random_state)
+            self.random.set_state(state)
         else:
-            torch.get_device_module(device).set_rng_state(random_state, device)
+            return_to(state, self.noise.device)
 
     def choose(self, logits: Tensor, sampling: Sampling) -> Tensor:
         """The next token of each row, `[row, 1]`, inside the graph."""

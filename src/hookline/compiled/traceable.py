@@ -18,13 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from hookline.engine.structures import tensors_in
 from hookline.errors import a_type
 
 _STORES = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_SUBSCR", "IMPORT_NAME", "YIELD_VALUE"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
 _STATISTICS = {"batch_norm", "instance_norm"}
 """Functions that write to a tensor, which torch's own schema of them does not say."""
+_UNDECLARED = {"running_mean", "running_var"}
+"""Arguments to which operators may write, which their schemas do not say."""
 _HOST = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "is_nonzero", "backward", "requires_grad_"}
 _OF_POINTS = {"ctx", "step", "positions", "call", "add_hook", "remove_hooks", "fwd_hooks", "has_hooks"}
 """Attributes of a point that are different in every pass."""
@@ -130,21 +134,35 @@ class WritesOutsideError(Exception):
     """A traced function writes to a tensor outside it."""
 
 
-def check_writes(graph: fx.GraphModule, inputs: Sequence[Any], is_ours: Callable[[Tensor], bool]) -> None:
-    """Raise an error if a graph writes to one of its inputs that is not ours.
+class _Writes(TorchDispatchMode):
+    """Notes the memory to which operations write, as their schemas say."""
 
-    The graph runs on tensors without data, as functions of their values: what it has written to is then copied back.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [*zip(operator._schema.arguments, args, strict=False)]
+        given += [(each, kwargs[each.name]) for each in operator._schema.arguments if each.name in (kwargs or {})]
+        for argument, value in given:
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written or argument.name in _UNDECLARED:
+                self.memory |= {x.untyped_storage()._cdata: x.untyped_storage() for x in tensors_in(value)}
+        return operator(*args, **(kwargs or {}))
+
+
+def check_writes(graph: fx.GraphModule, inputs: Sequence[Any], is_ours: Callable[[Tensor], bool]) -> None:
+    """Raise an error if a graph writes to one of its inputs that is not ours. It runs on tensors without data."""
     own = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
     mode = next((each.fake_mode for each in own if isinstance(each, FakeTensor)), None)
     if mode is None:
         return
     with mode:
         copies = [torch.empty_like(each) if isinstance(each, Tensor) else each for each in own]
-        versions = [each._version if isinstance(each, Tensor) else 0 for each in copies]
-        torch.func.functionalize(graph.forward)(*copies)
-    for x, copy, version in zip(inputs, copies, versions, strict=True):
-        if isinstance(x, Tensor) and copy._version > version and not is_ours(x):
+        with _Writes() as writes:
+            graph.forward(*copies)
+    for x, copy in zip(inputs, copies, strict=True):
+        if isinstance(x, Tensor) and copy.untyped_storage()._cdata in writes.memory and not is_ours(x):
             raise WritesOutsideError(f"it writes to a tensor of the shape {list(x.shape)} outside it")
 
 
