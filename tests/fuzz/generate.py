@@ -127,7 +127,9 @@ class Generator:
         if chance < 0.3:
             reads = "all"
         elif chance < 0.65:
-            reads = tuple({one.place.name: one.place for one in (self.place() for _ in range(choose.randint(1, 4)))}.values())
+            reads = tuple(
+                {one.place.name: one.place for one in (self.place() for _ in range(choose.randint(1, 4)))}.values()
+            )
         return Run(
             hooks,
             tuple(gradients),
@@ -188,3 +190,10 @@ def plain_program(seed: int) -> tuple[Program, Subject]:
         except (InvalidError, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AttributeError):
             continue
     raise InvalidError(f"seed {seed}: no network of 50 runs")
+
+
+def language_program(seed: int) -> tuple[Program, Subject]:
+    """The program of a seed on a model of transformers."""
+    from fuzz import language_programs  # which builds on this
+
+    return language_programs.language_program(seed)

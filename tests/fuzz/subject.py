@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from fuzz import networks, oracle
+from fuzz import languages, networks, oracle
 from fuzz.changes import RaisedError
 from fuzz.oracle import Acting, Observed, loss_of, settings
-from fuzz.program import Plain, Run
+from fuzz.program import Language, Plain, Run
 from torch import Tensor, nn
 from zoo.oracle import everything, same_bits
 
@@ -41,13 +41,17 @@ class Subject:
         self.remember()
 
     def build(self) -> nn.Module:
-        return networks.build(self.network)
+        return languages.build(self.network) if isinstance(self.network, Language) else networks.build(self.network)
 
     def inputs(self, run: Run) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if isinstance(self.network, Language):
+            return languages.inputs(self.network, run)
         return networks.inputs(self.network, run.seed, grad=run.mode == "grad")
 
     def ignored(self) -> set[str]:
         """Modules whose callers ignore what they return."""
+        if isinstance(self.network, Language):
+            return set()
         assert isinstance(self.network, Plain)
         names = {match[1] for line in self.network.lines if (match := IGNORED.match(line))}
         residuals = {f"{name}.act" for name, part in self.network.parts if part == "Residual()"}
@@ -55,6 +59,9 @@ class Subject:
 
     def remember(self) -> None:
         named = (*self.module.named_parameters(), *self.module.named_buffers())
+        if isinstance(self.network, Language):  # another program may have used the model
+            self.tensors, self.saved = languages.first_state(self.network)
+            return
         self.tensors = dict(named)
         self.saved = {name: x.detach().clone() for name, x in named}
 
@@ -110,7 +117,11 @@ class Subject:
 
     def by_hand(self, run: Run, edits: Iterable[Acting]) -> Observed:
         """A run with hooks placed by hand."""
-        passing = oracle.Pass(self.module, list(edits), run, self.ignored())
+        edits = list(edits)
+        text = languages.text(run) if isinstance(self.network, Language) else None
+        for acting in edits:
+            acting.text = text
+        passing = oracle.Pass(self.module, edits, run, self.ignored())
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with passing.attached():
