@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from dataclasses import replace
 from functools import cache
@@ -9,7 +10,7 @@ from typing import Any
 
 from fuzz import languages
 from fuzz.generate import Generator, Sight, sights
-from fuzz.program import Hook, Language, Program, Run
+from fuzz.program import Gradient, Hook, Language, Program, Run
 from fuzz.subject import InvalidError, Subject, quietly
 
 COMMON = (
@@ -19,6 +20,7 @@ COMMON = (
 """Architectures that get half of all programs."""
 POSITIONS = (0, 1, -1, -2)
 """Positions of edits: every row of a padded batch has them."""
+BACKWARD = ("read", "read", "negate", "leaky")
 
 
 def language(choose: random.Random) -> Language:
@@ -51,7 +53,8 @@ class LanguageGenerator(Generator):
     def __init__(self, choose: random.Random, subject: Subject, seen: list[Sight]) -> None:
         super().__init__(choose, seen, set(), subject.module)
         self.network = subject.network
-        self.can_pad = self.network.family in ("causal", "encoder")
+        takes_mask = "attention_mask" in inspect.signature(subject.module.forward).parameters
+        self.can_pad = self.network.family in ("causal", "encoder") and takes_mask
 
     def edit(self, seen: Sight) -> Hook:
         """An edit as data, at positions of the text; its vectors have the width of the activation in every run."""
@@ -64,6 +67,11 @@ class LanguageGenerator(Generator):
         if has_positions and self.can_pad and self.choose.random() < 0.5:
             where["pos"] = (self.choose.choice(POSITIONS),)
         return replace(hook, where=tuple(where.items()))
+
+    def gradient(self) -> Gradient | None:
+        """A backward hook that leaves a gradient of zero as it is: behind a constant there is none to change."""
+        gradient = super().gradient()
+        return None if gradient is None else replace(gradient, change=self.choose.choice(BACKWARD))
 
     def run(self) -> Run:
         run = super().run()
