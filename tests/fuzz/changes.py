@@ -115,9 +115,17 @@ def unit(x: Tensor) -> Tensor:
     return ramp(x) / ramp(x).norm()
 
 
-def edited(x: Tensor, change: str, where: dict[str, Any]) -> Tensor:
-    """What an edit as data makes of an activation; `where` holds indices that act on axes 1, -2 and -1."""
+def edited(x: Tensor, change: str, where: dict[str, Any], text: Tensor | None = None) -> Tensor:
+    """What an edit as data makes of an activation; `where` holds indices that act on axes 1, 2 and -1.
+
+    In a padded batch `text` is True where the tokens of each row are, among which positions count.
+    """
     inside = torch.ones(x.shape, dtype=torch.bool)
+    if text is not None and "pos" in where:
+        rows = [columns.nonzero().flatten()[list(where["pos"])] for columns in text]
+        chosen = torch.stack([torch.zeros(x.shape[1], dtype=torch.bool).index_fill(0, row, True) for row in rows])
+        inside = inside & chosen.view(*chosen.shape, *[1] * (x.ndim - 2))
+        where = {**where, "pos": None}
     for name, axis in (("pos", 1), ("head", 2), ("neuron", -1)):
         if (indices := where.get(name)) is not None:
             chosen = torch.zeros(x.shape[axis], dtype=torch.bool)

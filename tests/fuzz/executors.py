@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fuzz.library import Library, read_at
 from fuzz.oracle import Observed
-from fuzz.program import Program, Run, runs
+from fuzz.program import Language, Program, Run, runs
 from fuzz.subject import Subject
 
 
@@ -39,6 +39,8 @@ class Deferred(Library):
 
 def is_in_full_cache(program: Program) -> bool:
     """Whether all that is read are outputs and inputs of modules: parts and single calls are only cached by name."""
+    if isinstance(program.network, Language) and not program.network.as_module:
+        return False  # it has classic points
     reads = [run.reads for run in runs(program) if run.reads is not None]
     return bool(reads) and all(
         one == "all" or all(place.path is None and place.call is None for place in one) for one in reads

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from fuzz import changes
 from fuzz.oracle import Observed, attach_torch_hook
-from fuzz.program import Add, Attach, Enter, Gradient, Hook, Leave, Place, Program, Remove, Run
+from fuzz.program import Add, Attach, Enter, Gradient, Hook, Language, Leave, Place, Program, Remove, Run
 from fuzz.subject import Subject, quietly
 from torch import Tensor
 
@@ -59,7 +59,13 @@ class Library:
         self.observed: Observed = {}
 
     def wrapped(self) -> Any:
-        return hookline.HookedModule(self.subject.module)
+        network = self.subject.network
+        is_model = isinstance(network, Language) and not network.as_module
+        return hookline.hook(self.subject.module) if is_model else hookline.HookedModule(self.subject.module)
+
+    def options(self) -> dict[str, Any]:
+        """Keywords that make a call return what the module itself does."""
+        return {"return_type": "output"} if isinstance(self.net, hookline.HookedModel) else {}
 
     def run(self) -> Observed:
         try:
@@ -108,6 +114,7 @@ class Library:
     def call(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
         """A pass of the network, in the way of this executor."""
         fwd, bwd = pairs(run.hooks), received(run.gradients, kept)
+        kwargs = kwargs | self.options()
         if run.reads is None:
             return self.net.run_with_hooks(*args, fwd_hooks=fwd, bwd_hooks=bwd, **kwargs)
         with self.net.hooks(fwd_hooks=fwd, bwd_hooks=bwd):

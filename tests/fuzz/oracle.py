@@ -61,16 +61,26 @@ def sent(original: Tensor, clone: Tensor, is_users: bool) -> Sent:
     return Sent(original, clone, clone.detach().clone(), clone._version, is_users)
 
 
+def clone(x: Tensor) -> Tensor:
+    """A clone with the strides of the original, also of a part of a tensor: kernels round by them."""
+    new = x.clone()
+    if x.layout != torch.strided or x.is_nested or new.stride() == x.stride() or 0 in x.stride():
+        return new
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
+
+
 class Acting:
     """A hook that is registered: its function, which may keep state, and the order in which it acts."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
+        self.text: Tensor | None = None
+        """Where the text of each row is, [row, column], in the run that goes on; None if there is no padding."""
         self.function = self._made(hook)
 
     def _made(self, hook: Hook) -> Callable[[Tensor], Tensor | None]:
         if hook.way == "edit":
-            return lambda x: changes.edited(x, hook.change, dict(hook.where))
+            return lambda x: changes.edited(x, hook.change, dict(hook.where), self.text)
         change = changes.made(hook.change)
         if hook.way == "return":
             return change
@@ -84,7 +94,7 @@ class Acting:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The activation after this hook: a clone goes in, whatever comes out has its dtype."""
-        seen, seen_before = x.clone(), x.detach().clone()
+        seen, seen_before = clone(x), x.detach().clone()
         if self.hook.place.heads:
             seen_before = seen_before.unflatten(-1, (self.hook.place.heads, -1))
             seen = seen.unflatten(-1, (self.hook.place.heads, -1))

@@ -133,8 +133,11 @@ class Language:
     """A tiny model of transformers with random weights."""
 
     kind: str
-    family: Literal["causal", "encoder", "seq2seq"] = "causal"
+    family: Literal["causal", "encoder", "seq2seq", "vision"] = "causal"
     dtype: str = "float32"
+    attention: str = "sdpa"
+    as_module: bool = False
+    """Wrapped as any module is, with native points only."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from fuzz import networks, oracle
+from fuzz import languages, networks, oracle
 from fuzz.changes import RaisedError
 from fuzz.oracle import Acting, Observed, loss_of, settings
-from fuzz.program import Plain, Run
+from fuzz.program import Language, Plain, Run
 from torch import Tensor, nn
 from zoo.oracle import everything, replaced, same_bits, tensors
 
@@ -50,9 +50,11 @@ class Subject:
         self.remember()
 
     def build(self) -> nn.Module:
-        return networks.build(self.network)
+        return languages.build(self.network) if isinstance(self.network, Language) else networks.build(self.network)
 
     def inputs(self, run: Run) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if isinstance(self.network, Language):
+            return languages.inputs(self.network, run)
         return networks.inputs(self.network, run.seed, grad=run.mode == "grad")
 
     def ignored(self) -> set[tuple[str, int]]:
@@ -75,6 +77,9 @@ class Subject:
         return ignored
 
     def remember(self) -> None:
+        if isinstance(self.network, Language):  # another program may have used the model
+            self.tensors, self.saved = languages.first_state(self.network)
+            return
         named = named_tensors(self.module)
         self.tensors = dict(named)
         self.saved = {name: x.detach().clone() for name, x in named}
@@ -139,7 +144,11 @@ class Subject:
 
     def by_hand(self, run: Run, edits: Iterable[Acting]) -> Observed:
         """A run with hooks placed by hand."""
-        passing = oracle.Pass(self.module, list(edits), run, self.ignored())
+        edits = list(edits)
+        text = languages.text(run) if isinstance(self.network, Language) else None
+        for acting in edits:
+            acting.text = text
+        passing = oracle.Pass(self.module, edits, run, self.ignored())
 
         def call(*args: Any, **kwargs: Any) -> Any:
             output = self.module(*args, **kwargs)

@@ -104,7 +104,8 @@ def first_path(module: nn.Module, side: str, value: Any) -> Path | None:
     for path, _ in tensors(args):
         return (0, *path)
     names = list(inspect.signature(module.forward).parameters)
-    ordered = sorted(kwargs, key=lambda name: names.index(name) if name in names else len(names))
+    now = {name: name if name in names else f"{name}s" for name in kwargs}  # transformers takes hidden_state, too
+    ordered = sorted(kwargs, key=lambda name: names.index(now[name]) if now[name] in names else len(names))
     return next(((1, *path) for path, _ in tensors({name: kwargs[name] for name in ordered})), None)
 
 

@@ -1,0 +1,104 @@
+"""Programs on tiny models of transformers, from seeds."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from fuzz import languages
+from fuzz.generate import Generator, Sight, sights
+from fuzz.program import Gradient, Hook, Language, Program, Run
+from fuzz.subject import InvalidError, Subject, quietly
+
+COMMON = (
+    *("llama", "gpt2", "qwen2", "gemma2", "gpt_neox", "gptj", "mistral", "mixtral", "falcon", "opt", "phi", "bloom"),
+    *("qwen3", "phi3", "olmo2", "cohere", "mamba", "gpt_neo", "stablelm", "qwen3_moe", "deepseek_v3", "gpt_oss"),
+)
+"""Architectures that get half of all programs."""
+POSITIONS = (0, 1, -1, -2)
+"""Positions of edits: every row of a padded batch has them."""
+BACKWARD = ("read", "read", "negate", "leaky")
+
+
+def language(choose: random.Random) -> Language:
+    """A random architecture, and how it is wrapped."""
+    family: Any = choose.choice(("causal",) * 6 + ("encoder", "seq2seq", "vision"))
+    kind = choose.choice(languages.FAMILIES[family])
+    if family == "causal" and choose.random() < 0.6:
+        kind = choose.choice(COMMON)
+    return Language(
+        kind,
+        family,
+        dtype=choose.choice(("float32",) * 6 + ("float64", "bfloat16")),
+        attention=choose.choice(("sdpa", "sdpa", "eager")),
+        as_module=choose.random() < 0.3,
+    )
+
+
+@cache
+def native_sights(network: Language) -> tuple[Sight, ...] | None:
+    """What passes the events of a model, whichever way it is wrapped; None if it does not run."""
+    try:
+        return tuple(sights(Subject(network), Run()))
+    except (InvalidError, RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AttributeError):
+        return None
+
+
+class LanguageGenerator(Generator):
+    """Random steps at the points of a model."""
+
+    def __init__(self, choose: random.Random, subject: Subject, seen: list[Sight]) -> None:
+        super().__init__(choose, seen, set(), subject.module)
+        self.network = subject.network
+        takes_mask = "attention_mask" in inspect.signature(subject.module.forward).parameters
+        self.can_pad = self.network.family in ("causal", "encoder") and takes_mask
+
+    def edit(self, seen: Sight) -> Hook:
+        """An edit as data, at positions of the text; its vectors have the width of the activation in every run."""
+        if seen.shape[-1] % languages.LENGTH == 0:
+            return Hook(seen.place, "half")
+        hook = super().edit(seen)
+        where = dict(hook.where)
+        where.pop("pos", None)
+        has_positions = len(seen.shape) == 3 and seen.shape[:2] == (languages.BATCH, languages.LENGTH)
+        if has_positions and self.can_pad and self.choose.random() < 0.5:
+            where["pos"] = (self.choose.choice(POSITIONS),)
+        return replace(hook, where=tuple(where.items()))
+
+    def gradient(self) -> Gradient | None:
+        """A backward hook that leaves a gradient of zero as it is: behind a constant there is none to change."""
+        gradient = super().gradient()
+        return None if gradient is None else replace(gradient, change=self.choose.choice(BACKWARD))
+
+    def run(self) -> Run:
+        run = super().run()
+        if run.reads == "all" and not self.network.as_module:
+            places = [self.place().place for _ in range(self.choose.randint(2, 8))]
+            run = replace(run, reads=tuple({place.name: place for place in places}.values()))
+        return replace(run, options=self.options())
+
+    def options(self) -> tuple[tuple[str, Any], ...]:
+        """Sizes and padding of a batch."""
+        choose, options = self.choose, {}
+        if choose.random() < 0.2 and self.network.family != "vision":
+            options["length"] = choose.choice((6, 7, 8, 11))
+            options["batch"] = choose.choice((1, 2, 3))
+        if choose.random() < 0.3 and self.can_pad:
+            options["padding"] = choose.choice(("left", "right"))
+        return tuple(options.items())
+
+
+def language_program(seed: int) -> tuple[Program, Subject]:
+    """The program of a seed, and its model."""
+    choose = random.Random(seed)
+    for _ in range(50):
+        network = language(choose)
+        with quietly():
+            seen = native_sights(replace(network, as_module=False))
+        if seen is not None:
+            subject = Subject(network)
+            return Program(network, LanguageGenerator(choose, subject, list(seen)).steps()), subject
+    raise InvalidError(f"seed {seed}: no model of 50 runs")
