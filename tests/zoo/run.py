@@ -25,7 +25,12 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 RESULTS = HERE.parents[1] / "out" / "zoo" / "results.jsonl"
-PACKAGES = [path.stem for path in sorted((HERE / "catalog").glob("*.py")) if path.stem != "__init__"]
+FIRST = ("torch_nn", "e3nn", "demucs", "torch_geometric", "x_transformers", "vit_pytorch", "kornia", "peft")
+"""Packages of small networks, which are checked first."""
+LAST = ("segmentation_models_pytorch", "open_clip", "torchvision", "timm")
+"""Packages of large ones."""
+OTHERS = [path.stem for path in sorted((HERE / "catalog").glob("*.py")) if path.stem not in ("__init__", *FIRST, *LAST)]
+PACKAGES = [*FIRST, *OTHERS, *LAST]
 MEMORY = 12 << 30
 """Bytes of addresses that a network may take; torch itself takes about four."""
 
@@ -119,10 +124,11 @@ def work(arguments: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     from zoo import (
-        checks,  # noqa: F401 (before the forks)
+        checks,
         torchvision_ops,  # noqa: F401 (before what imports torchvision)
     )
 
+    checks.check_network(torch.nn.Linear(2, 2), (torch.ones(1, 2),), {}, "imports what every fork would import again")
     rows = importlib.import_module(f"zoo.catalog.{package}").networks()
     total = 0
     for network in rows:
