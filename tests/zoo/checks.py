@@ -104,7 +104,7 @@ def compare(expected: Outcome, actual: Outcome) -> Iterator[tuple[str, float | N
 
 
 def seed() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats a stack for each GPU to come
     random.seed(0)
     numpy.random.seed(0)
 
@@ -690,7 +690,7 @@ def check_network(
     if seen is not None:
         check_edits(subject, net, findings, seen, choose, edits, ends)
         if time.process_time() < ends:
-            check_gradients(subject, net, findings, seen, choose)
+            check_gradients(subject, net, findings, seen, choose, edits)
         else:
             findings.left_out["gradients"] = "time is up"
         if time.process_time() < ends:

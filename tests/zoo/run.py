@@ -34,6 +34,9 @@ PACKAGES = [*FIRST, *OTHERS, *LAST]
 MEMORY = 12 << 30
 """Bytes of addresses that a network may take; torch itself takes about four."""
 
+WAITS = 10
+"""How much longer than the processor's time for a network it may take, beside whatever else the machine does."""
+
 
 def latest(results: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """The newest line of each network."""
@@ -90,6 +93,7 @@ def in_child(network: Any, limit: float, edits: int) -> dict[str, Any]:
         os.close(reader)
         try:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            resource.setrlimit(resource.RLIMIT_CPU, (round(limit), round(limit) + 5))
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
@@ -101,7 +105,7 @@ def in_child(network: Any, limit: float, edits: int) -> dict[str, Any]:
         os._exit(0)
     os.close(writer)
     signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    signal.setitimer(signal.ITIMER_REAL, limit)
+    signal.setitimer(signal.ITIMER_REAL, WAITS * limit)
     with os.fdopen(reader) as pipe:
         text = pipe.read()
     _, status = os.waitpid(child, 0)
@@ -109,7 +113,7 @@ def in_child(network: Any, limit: float, edits: int) -> dict[str, Any]:
     seconds = round(time.monotonic() - start, 2)
     if text:
         return json.loads(text) | {"seconds": seconds}
-    is_late = seconds >= limit
+    is_late = os.waitstatus_to_exitcode(status) == -signal.SIGXCPU or seconds >= WAITS * limit
     return {"status": "time is up" if is_late else "crashed", "reason": f"exit status {status}", "seconds": seconds}
 
 
@@ -154,8 +158,8 @@ def main() -> None:
     parser.add_argument("--packages", default=",".join(PACKAGES))
     parser.add_argument("--only", default="*", help="a glob for names of networks")
     parser.add_argument("--again", action="store_true", help="check those again that did not end well")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for each network")
-    parser.add_argument("--edits", type=int, default=4, help="inputs, and outputs, that are edited in each")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of the processor for each network")
+    parser.add_argument("--edits", type=int, default=4, help="inputs, outputs, and gradients that are edited in each")
     parser.add_argument("--part", type=int, default=0, help="which part of the networks, for several processes")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
