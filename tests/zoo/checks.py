@@ -484,6 +484,7 @@ def by_hand(subject: Subject, events: set[Event], bare: Outcome) -> dict[Event, 
         outcome = subject.run(subject.module, grad=True, keeps_output=True)
         if outcome.error is not None or list(compare(bare, outcome)):
             return None
+        gradients.clear()  # those of a network that differentiates in its forward pass are not the loss's
         try:
             gradients_of_parameters(subject, outcome.raw)
         except RuntimeError:
@@ -703,7 +704,10 @@ def check_network(
     findings.add("nothing left", "", [(f"{path}: {before[path]} became {after[path]}", None) for path in left[:3]])
     check_copies(subject, net, findings)
     if seen is not None and leaves(subject, seen):
-        check_cost(subject, net, findings, seen)
+        try:
+            check_cost(subject, net, findings, seen)
+        except hookline.HookError as refusal:
+            findings.left_out["cost"] = f"{type(refusal).__name__}: {refusal}"[:400]
     return findings
 
 
