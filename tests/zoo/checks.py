@@ -522,9 +522,16 @@ def _check_backward_hook(
     """A hook that reads changes no bit of the parameters' gradients; one that edits changes them as by hand."""
     is_one = seen.calls(event.module, event.side) == 1
     name = subject.point(event.module, event.side, (), None if is_one else event.call)
-    gradient, largest = by_hand[event], largest_of(by_hand.values())
+    largest = largest_of(by_hand.values())
     for check, change in (("bwd_hooks reading", None), ("bwd_hooks editing", lambda g: g * 0.5 + 0.01)):
-        with oracle.differentiating(subject.module, {event}, change):
+        # More than one where the network differentiates in its forward pass.
+        wanted: list[Tensor] = []
+
+        def tensor_hook(g: Tensor, change: Any = change, wanted: list[Tensor] = wanted) -> Tensor | None:
+            wanted.append(g.clone())
+            return None if change is None else change(g)
+
+        with oracle.differentiating(subject.module, {event}, tensor_hook):
             outcome = subject.run(subject.module, grad=True, keeps_output=True)
             expected = gradients_of_parameters(subject, outcome.raw)
         # Otherwise hooks by hand, too, make torch add gradients in another order.
@@ -554,10 +561,10 @@ def _check_backward_hook(
             for what, by in differences(*({key: g[key]} if key in g else {} for g in (expected, actual)), "gradient of")
             if by is None or is_exact or apart(expected[key], actual[key], scale) is not None
         ]
-        if len(received) != 1:
-            problems.insert(0, (f"the hook was called {len(received)} times", None))
-        elif (by := apart(gradient, received[0], largest)) is not None:
-            problems.insert(0, ("the gradient that the hook got", by))
+        if len(received) != len(wanted):
+            problems.insert(0, (f"the hook was called {len(received)} times, that by hand {len(wanted)} times", None))
+        gaps = [apart(*pair, largest) for pair in zip(wanted, received, strict=False)]
+        problems[:0] = [("the gradient that the hook got", gap) for gap in gaps if gap is not None][:1]
         findings.add(check, name, problems[:3])
 
 
