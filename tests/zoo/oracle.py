@@ -185,6 +185,17 @@ def watching(root: nn.Module) -> Iterator[Seen]:
         yield seen
 
 
+def laid_out_clone(x: Tensor) -> Tensor:
+    """A clone with the strides of the tensor, also of one that is a part of another.
+
+    Some kernels round otherwise where values are not beside each other in memory.
+    """
+    clone = x.clone()
+    if x.layout != torch.strided or x.is_nested or clone.stride() == x.stride() or 0 in x.stride():
+        return clone
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
 def memory(x: Tensor) -> int:
     """Where the tensor is; tensors without a place of their own are never in the same one."""
     try:
@@ -236,7 +247,7 @@ def editing(root: nn.Module, *edits: Edit, in_place: bool = False) -> Iterator[C
                 continue
             fired[edit] += 1
             x = at(new, path)
-            changed = edit.change(x.clone())
+            changed = edit.change(laid_out_clone(x))
             if in_place and event.side == "output":
                 x.copy_(changed)
                 continue
@@ -277,7 +288,7 @@ def differentiating(
         if path is not None and (events is None or event in events):
             x = at(value, path)
             if x.is_floating_point() or x.is_complex():
-                clone = (x if x.requires_grad else x.detach().requires_grad_()).clone()
+                clone = laid_out_clone(x if x.requires_grad else x.detach().requires_grad_())
                 clone.register_hook(hook(event))
                 new = replaced(value, path, clone)
                 if event.side == "input":

@@ -108,13 +108,14 @@ def in_child(network: Any, limit: float, edits: int) -> dict[str, Any]:
     signal.setitimer(signal.ITIMER_REAL, WAITS * limit)
     with os.fdopen(reader) as pipe:
         text = pipe.read()
-    _, status = os.waitpid(child, 0)
+    _, status, used = os.wait4(child, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     seconds = round(time.monotonic() - start, 2)
+    times = {"seconds": seconds, "processor_s": round(used.ru_utime + used.ru_stime, 2)}
     if text:
-        return json.loads(text) | {"seconds": seconds}
+        return json.loads(text) | times
     is_late = os.waitstatus_to_exitcode(status) == -signal.SIGXCPU or seconds >= WAITS * limit
-    return {"status": "time is up" if is_late else "crashed", "reason": f"exit status {status}", "seconds": seconds}
+    return {"status": "time is up" if is_late else "crashed", "reason": f"exit status {status}"} | times
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -149,7 +150,7 @@ def work(arguments: argparse.Namespace) -> None:
             file.write(json.dumps(record) + "\n")
         first = next(iter(record.get("problems", [])), {})
         said = record.get("reason") or " ".join(str(first.get(key, "")) for key in ("check", "point", "what", "by"))
-        status, seconds = record["status"], record["seconds"]
+        status, seconds = record["status"], record["processor_s"]
         print(f"{package:20} {network.name:45} {status:11} {seconds:6.1f} s  {said[:150]}", flush=True)
 
 
