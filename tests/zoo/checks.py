@@ -469,8 +469,9 @@ def check_gradients(
     else:
         findings.add("incl_bwd", "output", compare(bare, actual))
         if actual.error is None:
+            largest = largest_of(expected.values())
             for event in sorted(events):
-                _check_gradient(subject, seen, event, expected, cache, findings)
+                _check_gradient(subject, seen, event, expected, cache, largest, findings)
     reached = sorted(event for event, gradient in expected.items() if gradient.abs().sum() > 0)
     through = [event for event in reached if event in seen.passed_through]  # what others may write to afterward
     chosen = {*choose.sample(reached, min(len(reached), count)), *choose.sample(through, min(len(through), count))}
@@ -493,7 +494,13 @@ def by_hand(subject: Subject, events: set[Event], bare: Outcome) -> dict[Event, 
 
 
 def _check_gradient(
-    subject: Subject, seen: oracle.Seen, event: Event, by_hand: dict[Event, Tensor], cache: Any, findings: Findings
+    subject: Subject,
+    seen: oracle.Seen,
+    event: Event,
+    by_hand: dict[Event, Tensor],
+    cache: Any,
+    largest: float,
+    findings: Findings,
 ) -> None:
     expected = by_hand.get(event)
     is_one = seen.calls(event.module, event.side) == 1
@@ -502,10 +509,10 @@ def _check_gradient(
     problems: list[tuple[str, float | None]] = []
     if expected is None or actual is None:
         there = expected if actual is None else actual
-        if there is not None and there.abs().sum() > ROUNDING * largest_of(by_hand.values()):
+        if there is not None and there.abs().sum() > ROUNDING * largest:
             problems = [(f"gradient only {'by hand' if actual is None else 'with the library'}", None)]
     else:
-        by = apart(expected, actual, largest_of(by_hand.values()))
+        by = apart(expected, actual, largest)
         problems = [] if by is None else [("gradient", by)]
     findings.add("gradient", name, problems)
 
