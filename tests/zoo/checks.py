@@ -122,6 +122,9 @@ class Subject:
         self.buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
         self.versions = {name: oracle.version(x) for name, x in self.tensors.items()}
         self.names = {name for name, _ in module.named_modules(remove_duplicate=False)}
+        self.learns = any(x.requires_grad for x in module.parameters())
+        self.leaves: dict[str, Tensor] = {}
+        """The inputs of the last run with gradients, if the network has no parameters that have some."""
 
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Inputs of their own for one run."""
@@ -148,6 +151,8 @@ class Subject:
     def run(self, call: Callable[..., Any], *, grad: bool = False, keeps_output: bool = False) -> Outcome:
         """Call the network, or what wraps it, on inputs of its own."""
         args, kwargs = self.inputs()
+        if grad and not self.learns:
+            args, kwargs = self._with_gradients((args, kwargs))
         seed()
         output, error = None, None
         try:
@@ -165,6 +170,15 @@ class Subject:
         )
         self.restore(outcome.state)
         return outcome
+
+    def _with_gradients(self, inputs: Any) -> Any:
+        """Inputs that have gradients, and may be written to."""
+        self.leaves = {}
+        for path, x in oracle.tensors(inputs):
+            if x.is_floating_point() or x.is_complex():
+                self.leaves[f"input {_text(path)}"] = leaf = x.requires_grad_()
+                inputs = oracle.replaced(inputs, path, leaf.clone())
+        return inputs
 
     def point(self, module: str, side: str, path: Path = (), call: int | None = None) -> str:
         """The native name of a point, as docs/names.md says."""
@@ -406,10 +420,11 @@ def loss_of(output: Any) -> Tensor:
 
 
 def gradients_of_parameters(subject: Subject, output: Any) -> dict[str, Tensor]:
-    """Gradients of the loss at the parameters, by a backward pass through the whole graph."""
+    """Gradients of the loss at the parameters, or at the inputs if there are none, by a backward pass of the whole."""
     try:
         loss_of(output).backward()
-        return {name: x.grad for name, x in subject.tensors.items() if x.grad is not None}
+        learners = subject.tensors | subject.leaves
+        return {name: x.grad for name, x in learners.items() if x.grad is not None}
     finally:
         for x in subject.tensors.values():
             x.grad = None

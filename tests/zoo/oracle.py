@@ -96,6 +96,13 @@ def replaced(value: Any, path: Path, tensor: Any) -> Any:
     return new
 
 
+def swapped(value: Any, old: Tensor, new: Tensor) -> Any:
+    """A copy of the value with a tensor wherever another was: a last hidden state is also one of all of them."""
+    for path in [path for path, x in tensors(value) if x is old]:
+        value = replaced(value, path, new)
+    return value
+
+
 def first_path(module: nn.Module, side: str, value: Any) -> Path | None:
     """The path of the first tensor; among arguments in the order of the parameters of the module's forward."""
     if side == "output":
@@ -222,10 +229,7 @@ def give_back(sent: Sent, output: Any) -> Any:
     if version(sent.clone) == sent.version:
         return None
     sent.original.copy_(sent.clone)
-    for path, x in list(tensors(output)):
-        if x is sent.clone:
-            output = replaced(output, path, sent.original)
-    return output
+    return swapped(output, sent.clone, sent.original)
 
 
 @contextmanager
@@ -251,7 +255,7 @@ def editing(root: nn.Module, *edits: Edit, in_place: bool = False) -> Iterator[C
             if in_place and event.side == "output":
                 x.copy_(changed)
                 continue
-            new = replaced(new, path, changed)
+            new = replaced(new, path, changed) if event.side == "input" or edit.path else swapped(new, x, changed)
             if event.side == "input":
                 sent[event.module, event.call].append(Sent(x, changed, version(changed)))
         if event.side == "output":
@@ -290,7 +294,7 @@ def differentiating(
             if x.is_floating_point() or x.is_complex():
                 clone = laid_out_clone(x if x.requires_grad else x.detach().requires_grad_())
                 clone.register_hook(hook(event))
-                new = replaced(value, path, clone)
+                new = replaced(value, path, clone) if event.side == "input" else swapped(value, x, clone)
                 if event.side == "input":
                     sent[event.module, event.call] = Sent(x, clone, version(clone))
         if event.side == "output" and (event.module, event.call) in sent:

@@ -96,7 +96,7 @@ class Beside(nn.Module):
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.before, self.inner, self.after = nn.Tanh(), inner, nn.Tanh()
+        self.before, self.inner, self.after = nn.GELU(), inner, nn.Tanh()  # GELU does not need its output
 
     def forward(self, x: Tensor, *more: Any) -> Any:
         h = self.before(x) if x.is_floating_point() else x
