@@ -96,6 +96,13 @@ def replaced(value: Any, path: Path, tensor: Any) -> Any:
     return new
 
 
+def swapped(value: Any, old: Tensor, new: Tensor) -> Any:
+    """A copy of the value with a tensor wherever another was: a last hidden state is also one of all of them."""
+    for path in [path for path, x in tensors(value) if x is old]:
+        value = replaced(value, path, new)
+    return value
+
+
 def first_path(module: nn.Module, side: str, value: Any) -> Path | None:
     """The path of the first tensor; among arguments in the order of the parameters of the module's forward."""
     if side == "output":
@@ -186,6 +193,17 @@ def watching(root: nn.Module) -> Iterator[Seen]:
         yield seen
 
 
+def laid_out_clone(x: Tensor) -> Tensor:
+    """A clone with the strides of the tensor, also of one that is a part of another.
+
+    Some kernels round otherwise where values are not beside each other in memory.
+    """
+    clone = x.clone()
+    if x.layout != torch.strided or x.is_nested or clone.stride() == x.stride() or 0 in x.stride():
+        return clone
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
 def memory(x: Tensor) -> int:
     """Where the tensor is; tensors without a place of their own are never in the same one."""
     try:
@@ -212,10 +230,7 @@ def give_back(sent: Sent, output: Any) -> Any:
     if version(sent.clone) == sent.version:
         return None
     sent.original.copy_(sent.clone)
-    for path, x in list(tensors(output)):
-        if x is sent.clone:
-            output = replaced(output, path, sent.original)
-    return output
+    return swapped(output, sent.clone, sent.original)
 
 
 @contextmanager
@@ -237,11 +252,11 @@ def editing(root: nn.Module, *edits: Edit, in_place: bool = False) -> Iterator[C
                 continue
             fired[edit] += 1
             x = at(new, path)
-            changed = edit.change(x.clone())
+            changed = edit.change(laid_out_clone(x))
             if in_place and event.side == "output":
                 x.copy_(changed)
                 continue
-            new = replaced(new, path, changed)
+            new = replaced(new, path, changed) if event.side == "input" or edit.path else swapped(new, x, changed)
             if event.side == "input":
                 sent[event.module, event.call].append(Sent(x, changed, version(changed)))
         if event.side == "output":
@@ -278,9 +293,9 @@ def differentiating(
         if path is not None and (events is None or event in events):
             x = at(value, path)
             if x.is_floating_point() or x.is_complex():
-                clone = (x if x.requires_grad else x.detach().requires_grad_()).clone()
+                clone = laid_out_clone(x if x.requires_grad else x.detach().requires_grad_())
                 clone.register_hook(hook(event))
-                new = replaced(value, path, clone)
+                new = replaced(value, path, clone) if event.side == "input" else swapped(value, x, clone)
                 if event.side == "input":
                     sent[event.module, event.call] = Sent(x, clone, version(clone))
         if event.side == "output" and (event.module, event.call) in sent:

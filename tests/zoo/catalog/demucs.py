@@ -18,7 +18,7 @@ def build(cls: Any, **options: Any) -> Built:
 
 def networks() -> Iterator[Network]:
     """One row per network and kind of inner layers."""
-    hybrid: dict[str, Any] = {"nfft": 512, "depth": 3}
+    hybrid: dict[str, Any] = {"nfft": 1024, "depth": 4}
     transformer = hybrid | {
         "t_layers": 2,
         "t_heads": 2,

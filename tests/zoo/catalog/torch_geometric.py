@@ -103,8 +103,130 @@ SPECIAL: dict[str, Any] = {
 }
 
 
+def graph() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(NODES, 8), torch.randint(0, NODES, (2, EDGES))
+
+
+def groups() -> torch.Tensor:
+    return torch.arange(NODES) // 10
+
+
+def atoms() -> tuple[torch.Tensor, ...]:
+    return torch.randint(1, 10, (NODES,)), torch.randn(NODES, 3), groups()
+
+
+def near(position: torch.Tensor, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All pairs of a group with their distances; without pyg-lib there is no search for neighbors."""
+    pairs = (batch[:, None] == batch) & ~torch.eye(len(batch), dtype=torch.bool)
+    edges = pairs.nonzero().t()
+    return edges, (position[edges[0]] - position[edges[1]]).norm(dim=1)
+
+
+def dense() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(2, NODES, 8), (torch.rand(2, NODES, NODES) < 0.3).float()
+
+
+def two_kinds() -> tuple[dict[str, torch.Tensor], dict[tuple[str, str, str], torch.Tensor]]:
+    edges = {kinds: torch.randint(0, NODES, (2, EDGES)) for kinds in KINDS[1]}
+    return {name: torch.randn(NODES, 8) for name in KINDS[0]}, edges
+
+
+def triples() -> tuple[torch.Tensor, ...]:
+    return torch.randint(0, NODES, (6,)), torch.randint(0, 3, (6,)), torch.randint(0, NODES, (6,))
+
+
+KINDS = (["a", "b"], [("a", "to", "b"), ("b", "back", "a")])
+
+MORE: dict[str, tuple[Any, Any]] = {
+    "AttentionalAggregation": (
+        lambda: geometric.AttentionalAggregation(inner(8, 1)),
+        lambda: (torch.randn(NODES, 8), groups()),
+    ),
+    "ComplEx": (lambda: geometric.ComplEx(NODES, 3, 8), triples),
+    "DMoNPooling": (lambda: geometric.DMoNPooling(8, 4), dense),
+    "DenseGATConv": (lambda: geometric.DenseGATConv(8, 12, heads=2), dense),
+    "DenseGCNConv": (lambda: geometric.DenseGCNConv(8, 12), dense),
+    "DenseGINConv": (lambda: geometric.DenseGINConv(inner(8, 12)), dense),
+    "DenseGraphConv": (lambda: geometric.DenseGraphConv(8, 12), dense),
+    "DenseSAGEConv": (lambda: geometric.DenseSAGEConv(8, 12), dense),
+    "DegreeScalerAggregation": (
+        lambda: geometric.DegreeScalerAggregation(["mean", "max"], ["identity", "amplification"], torch.ones(4).long()),
+        lambda: (torch.randn(NODES, 8), groups()),
+    ),
+    "DiffGroupNorm": (lambda: geometric.DiffGroupNorm(8, 2), lambda: (torch.randn(NODES, 8),)),
+    "DistMult": (lambda: geometric.DistMult(NODES, 3, 8), triples),
+    "EquilibriumAggregation": (
+        lambda: geometric.EquilibriumAggregation(8, 12, [8]),
+        lambda: (torch.randn(NODES, 8), groups()),
+    ),
+    "GroupAddRev": (lambda: geometric.GroupAddRev(geometric.GCNConv(4, 4)), graph),
+    "HANConv": (lambda: geometric.HANConv(8, 12, KINDS), two_kinds),
+    "HEATConv": (
+        lambda: geometric.HEATConv(8, 12, 2, 3, 4, 4, 4),
+        lambda: (
+            *graph(),
+            torch.randint(0, 2, (NODES,)),
+            torch.randint(0, 3, (EDGES,)),
+            torch.randn(EDGES, 4),
+        ),
+    ),
+    "HGTConv": (lambda: geometric.HGTConv(8, 12, KINDS, heads=2), two_kinds),
+    "HeteroConv": (
+        lambda: geometric.HeteroConv({kinds: geometric.SAGEConv((8, 8), 12) for kinds in KINDS[1]}),
+        two_kinds,
+    ),
+    "HeteroDictLinear": (lambda: geometric.HeteroDictLinear({"a": 8, "b": 8}, 12), lambda: two_kinds()[:1]),
+    "HypergraphConv": (lambda: geometric.HypergraphConv(8, 12), graph),
+    "JumpingKnowledge": (
+        lambda: geometric.JumpingKnowledge("lstm", 8, 2),
+        lambda: ([torch.randn(NODES, 8), torch.randn(NODES, 8)],),
+    ),
+    "MLPAggregation": (
+        lambda: geometric.MLPAggregation(8, 12, 10, num_layers=1),
+        lambda: (torch.randn(NODES, 8), groups()),
+    ),
+    "MaskLabel": (
+        lambda: geometric.MaskLabel(3, 8),
+        lambda: (torch.randn(NODES, 8), torch.randint(0, 3, (NODES,)), torch.rand(NODES) < 0.5),
+    ),
+    "MemPooling": (lambda: geometric.MemPooling(8, 12, 2, 3), lambda: (torch.randn(NODES, 8), groups())),
+    "MultiAggregation": (
+        lambda: geometric.MultiAggregation(["mean", "std", "softmax"]),
+        lambda: (torch.randn(NODES, 8), groups()),
+    ),
+    "PNA": (
+        lambda: geometric.PNA(8, 16, 2, 4, aggregators=["mean"], scalers=["identity"], deg=torch.ones(4).long()),
+        graph,
+    ),
+    "PatchTransformerAggregation": (
+        lambda: geometric.PatchTransformerAggregation(8, 12, 2, 8),
+        lambda: (torch.randn(NODES, 8), groups()),
+    ),
+    "QFormer": (lambda: geometric.QFormer(8, 16, 4, 2, 2), lambda: (torch.randn(2, 5, 8),)),
+    "QuantileAggregation": (
+        lambda: geometric.QuantileAggregation([0.25, 0.5]),
+        lambda: (torch.randn(NODES, 8), groups()),
+    ),
+    "RGATConv": (
+        lambda: geometric.RGATConv(8, 12, 3),
+        lambda: (*graph(), torch.randint(0, 3, (EDGES,))),
+    ),
+    "RotatE": (lambda: geometric.RotatE(NODES, 3, 8), triples),
+    "SchNet": (lambda: geometric.SchNet(16, 16, 2, 10, interaction_graph=near), atoms),
+    "Set2Set": (lambda: geometric.Set2Set(8, 2), lambda: (torch.randn(NODES, 8), groups())),
+    "SignedConv": (lambda: geometric.SignedConv(8, 12, True), lambda: (*graph(), graph()[1])),
+    "SignedGCN": (lambda: geometric.SignedGCN(8, 12, 2), lambda: (*graph(), graph()[1])),
+    "TransE": (lambda: geometric.TransE(NODES, 3, 8), triples),
+    "WLConv": (geometric.WLConv, lambda: (torch.randint(0, 4, (NODES,)), graph()[1])),
+}
+"""Those with inputs of their own, and these inputs."""
+
+
 def build(name: str) -> Built:
-    """The network on the first kind of input that it takes."""
+    """The network on its inputs, or on the first kind of input that it takes."""
+    if name in MORE:
+        make, inputs = MORE[name]
+        return make(), inputs(), {}
     cls = getattr(geometric, name)
     module = SPECIAL[name]() if SPECIAL.get(name) else cls(**filled(cls, SIZES))
     x, edges = torch.randn(NODES, 8), torch.randint(0, NODES, (2, EDGES))

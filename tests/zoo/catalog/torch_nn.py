@@ -1,6 +1,6 @@
 """The modules of torch itself, each between two layers that also use its input and output otherwise."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -60,12 +60,43 @@ NOT_ALONE = (
 """What is below with options, is abstract, or has no forward."""
 
 
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16)
+
+
+SPECIAL: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
+    "AdaptiveLogSoftmaxWithLoss": (
+        lambda: nn.AdaptiveLogSoftmaxWithLoss(8, 10, [4]),
+        (torch.randn(3, 8), torch.randint(0, 10, (3,))),
+    ),
+    "CTCLoss": (
+        nn.CTCLoss,
+        (torch.randn(6, 2, 5), torch.randint(1, 5, (2, 3)), torch.tensor([6, 6]), torch.tensor([3, 2])),
+    ),
+    "CosineEmbeddingLoss": (nn.CosineEmbeddingLoss, (torch.randn(3, 8), torch.randn(3, 8), torch.tensor([1, -1, 1]))),
+    "GaussianNLLLoss": (nn.GaussianNLLLoss, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(3, 8))),
+    "MaxUnpool1d": (lambda: nn.MaxUnpool1d(2), (torch.randn(1, 2, 4), torch.tensor([[[0, 3, 5, 6]] * 2]))),
+    "MaxUnpool2d": (lambda: nn.MaxUnpool2d(2), (torch.randn(1, 2, 2, 2), torch.tensor([[[[0, 3], [9, 14]]] * 2]))),
+    "MultiLabelMarginLoss": (nn.MultiLabelMarginLoss, (torch.randn(1, 4), torch.tensor([[3, 0, -1, 1]]))),
+    "TransformerDecoder": (
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 2),
+        (torch.randn(4, 2, 8), torch.randn(5, 2, 8)),
+    ),
+    "TransformerEncoder": (lambda: nn.TransformerEncoder(encoder_layer(), 2), (torch.randn(4, 2, 8),)),
+    "Unflatten": (lambda: nn.Unflatten(1, (2, 4)), (torch.randn(3, 8),)),
+    "Upsample": (lambda: nn.Upsample(scale_factor=2), (torch.randn(1, 2, 4, 4),)),
+    "UpsamplingBilinear2d": (lambda: nn.UpsamplingBilinear2d(scale_factor=2), (torch.randn(1, 2, 4, 4),)),
+    "UpsamplingNearest2d": (lambda: nn.UpsamplingNearest2d(scale_factor=2), (torch.randn(1, 2, 4, 4),)),
+}
+"""What sizes by name do not make, with its inputs."""
+
+
 class Beside(nn.Module):
     """Uses the argument and the result of a module a second time, so that a leak of an edit shows."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.before, self.inner, self.after = nn.Tanh(), inner, nn.Tanh()
+        self.before, self.inner, self.after = nn.GELU(), inner, nn.Tanh()  # GELU does not need its output
 
     def forward(self, x: Tensor, *more: Any) -> Any:
         h = self.before(x) if x.is_floating_point() else x
@@ -89,6 +120,9 @@ class InPlace(nn.Module):
 
 def build(cls: type[nn.Module], **options: Any) -> Built:
     """The module on the first kind of input that it takes."""
+    if cls.__name__ in SPECIAL and not options:
+        make, args = SPECIAL[cls.__name__]
+        return Beside(make()), args, {}
     module = Beside(cls(**(filled(cls, SIZES) | options)))
     x = torch.randn(2, 4, 8)
     inputs: tuple[Any, ...] = (

@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import vit_pytorch
@@ -107,12 +108,40 @@ PARTS = (
 """What the names of their parts end with."""
 
 
-def build(cls: type[nn.Module]) -> Built:
+WINDOWS = {"num_classes": 5, "dim": 16, "dim_head": 8, "depth": (1, 1)}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cct.CCT": {"num_heads": 2, "positional_embedding": "learnable"},
+    "cct_3d.CCT": {"num_heads": 2, "positional_embedding": "learnable", "frame_kernel_size": 3},
+    "crossformer.CrossFormer": {
+        "dim": (32, 32, 64, 64),
+        "depth": (1, 1, 1, 1),
+        "global_window_size": (4, 2, 2, 1),
+        "local_window_size": (4, 4, 2, 2),
+    },
+    "distill.DistillableViT": {key: SIZES[key] for key in ("image_size", "patch_size", "num_classes", "dim")}
+    | {"depth": 2, "heads": 2, "mlp_dim": 64},
+    "look_vit.LookViT": {"image_size": 64, "mlp_factor": 2, "highres_patch_size": 4, "highres_mlp_factor": 2},
+    "max_vit.MaxViT": WINDOWS | {"dim_conv_stem": 16, "window_size": 4},
+    "max_vit_with_registers.MaxViT": WINDOWS | {"dim_conv_stem": 16, "window_size": 4},
+    "mobile_vit.MobileViT": {"image_size": (64, 64), "channels": [8, 8, *[16] * 8, 32]},
+    "pit.PiT": {"depth": (1, 1)},
+    "sep_vit.SepViT": WINDOWS | {"heads": (1, 2), "window_size": 2},
+    "twins_svt.TwinsSVT": {
+        f"s{stage}_{name}": value
+        for stage, (patch, k) in enumerate(((4, 4), (4, 2), (2, 2), (2, 1)), 1)
+        for name, value in {"emb_dim": 16, "local_patch_size": patch, "global_k": k, "depth": 1}.items()
+    },
+}
+"""Other values for some networks."""
+
+
+def build(cls: type[nn.Module], name: str) -> Built:
     """The network on images, a video or a sequence."""
-    module = cls(**filled(cls, SIZES))
+    module = cls(**filled(cls, SIZES) | OPTIONS.get(name, {}))
     video = ((torch.randn(1, 3, 4, 32, 32),), {})
     volume = ((torch.randn(1, 3, 16, 16, 16),), {})
-    return runs(module, *images(32, 64), video, volume, ((torch.randn(1, 3, 64),), {}), (([[image(32)[0]]],), {}))
+    return runs(module, *images(32, 64, 128), video, volume, ((torch.randn(1, 3, 64),), {}), (([[image(32)[0]]],), {}))
 
 
 def networks() -> Iterator[Network]:
@@ -125,4 +154,5 @@ def networks() -> Iterator[Network]:
         for name, cls in vars(module).items():
             is_network = isinstance(cls, type) and issubclass(cls, nn.Module) and cls.__module__ == module.__name__
             if is_network and not name.endswith(PARTS) and can_be_filled(cls, SIZES):
-                yield Network(f"{info.name}.{name}", lambda cls=cls: build(cls))
+                name = f"{info.name}.{name}"
+                yield Network(name, lambda cls=cls, name=name: build(cls, name))
