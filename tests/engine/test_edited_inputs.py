@@ -215,3 +215,17 @@ def test_a_hook_inside_does_not_end_what_the_model_writes_to_its_edited_input(re
     hooks = [("input", lambda x: x * 0.5 + 1), ("same.input", read)]
     hookline.hook(WritesToItsInput()).run_with_hooks(x, fwd_hooks=hooks)
     assert x.eq(1.25).all()
+
+
+class Halves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(0.5)
+
+
+def test_what_a_module_writes_to_an_edited_input_whose_gradient_is_read_behind_a_hook_of_others() -> None:
+    module, x = nn.Sequential(Halves()), torch.zeros(2)
+    net = hookline.hook(module)
+    handle = module[0].register_forward_pre_hook(lambda module, args: None)
+    net.run_with_hooks(x, fwd_hooks=[("0.input", lambda x: x + 1)], bwd_hooks=[("0.input", lambda grad: None)])
+    handle.remove()
+    assert x.eq(0.5).all()

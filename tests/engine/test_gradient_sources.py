@@ -259,3 +259,27 @@ def test_gradients_of_parts_of_one_output_are_those_after_every_hook() -> None:
         _, plain = net.run_with_cache(x, names_filter=names, incl_bwd=True)
         _, cache = net.run_with_cache(x, names_filter=names, incl_bwd=True, bwd_hooks=[(point, lambda grad: grad * 2)])
         assert torch.equal(cache[f"{point}_grad"], plain[f"{point}_grad"] * 2)
+
+
+class UsedBefore(nn.Module):
+    """An activation that is used, and then overwritten; it is a view of what a linear layer computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(4, 4), nn.SiLU(inplace=True)
+
+    def forward(self, x):
+        h = self.fc(x)
+        before = h.tanh()
+        self.act(h)
+        return before + h
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 3, 4)])
+def test_the_gradient_at_the_input_of_an_in_place_activation_is_not_that_of_earlier_uses(shape) -> None:
+    module, x, seen = UsedBefore(), torch.randn(shape), []
+    h = module.fc(x).detach().requires_grad_()
+    torch.nn.functional.silu(h).sum().backward()
+    net = hookline.hook(module)
+    net.run_with_hooks(x, bwd_hooks=[("act.input", seen.append)]).sum().backward()
+    assert torch.allclose(seen[0], h.grad)

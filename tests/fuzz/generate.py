@@ -46,6 +46,8 @@ def sights(subject: Subject, run: Run) -> list[Sight]:
         calls = seen.calls(event.module, event.side)
         for path, x in by_path.items():
             is_first = path == seen.first[event]
+            if not is_first and x is by_path.get(seen.first[event]):
+                continue  # the same tensor twice: its point stands for both places
             for call in {None, event.call} if event.call == 0 else {event.call}:
                 found.append(sight(names, event, path, is_first, call, calls, x))
     return found

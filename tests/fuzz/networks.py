@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import devices
 import torch
 from fuzz import parts
 from fuzz.program import Plain
@@ -194,7 +195,7 @@ def build(network: Plain) -> nn.Module:
     module = module.to(getattr(torch, network.dtype))
     if network.layout == "channels_last":
         module = module.to(memory_format=torch.channels_last)
-    return module
+    return module.to(devices.DEVICE)
 
 
 def inputs(network: Plain, seed: int, *, grad: bool = False) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -203,6 +204,7 @@ def inputs(network: Plain, seed: int, *, grad: bool = False) -> tuple[tuple[Tens
     made: dict[str, Tensor] = {}
     for name, expression in network.inputs:
         x = eval(expression[:-1] + ", generator=generator)", {"torch": torch, "generator": generator})
+        x = x.to(devices.DEVICE)
         if x.is_floating_point():
             x = x.to(getattr(torch, network.dtype))
             if network.layout == "channels_last":

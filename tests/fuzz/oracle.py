@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import devices
 import torch
 from fuzz import changes
 from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Program, Remove, Run
@@ -66,7 +67,7 @@ def clone(x: Tensor) -> Tensor:
     new = x.clone()
     if x.layout != torch.strided or x.is_nested or new.stride() == x.stride() or 0 in x.stride():
         return new
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 class Acting:
@@ -289,7 +290,7 @@ def attach_torch_hook(root: nn.Module, foreign: Foreign) -> Any:
 def settings(run: Run) -> Iterator[None]:
     """The mode of a run, of gradients and of autocast."""
     mode = {"no_grad": torch.no_grad, "grad": torch.enable_grad, "inference": torch.inference_mode}[run.mode]
-    with mode(), torch.autocast("cpu", torch.bfloat16) if run.autocast else nullcontext():
+    with mode(), torch.autocast(devices.DEVICE.type, torch.bfloat16) if run.autocast else nullcontext():
         yield
 
 

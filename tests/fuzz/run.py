@@ -72,11 +72,14 @@ def run_seed(seed: int, only: set[str] | None, sent: Connection) -> tuple[Counte
     return counts, failures
 
 
-def work(numbers: Iterator[int], only: set[str] | None, sent: Connection) -> None:
+def work(numbers: Iterator[int], options: argparse.Namespace, sent: Connection) -> None:
     """Run programs in a process of its own, and say of each when it begins and what came of it."""
+    import devices
     import torch
 
     torch.set_num_threads(1)
+    devices.use(options.device)
+    only = set(options.only) if options.only else None
     for seed in numbers:
         sent.send(("begins", seed))
         sent.send(("ends", seed, *run_seed(seed, only, sent)))
@@ -85,15 +88,15 @@ def work(numbers: Iterator[int], only: set[str] | None, sent: Connection) -> Non
 class Worker:
     """A process that runs every n-th program; it is replaced when it dies or hangs."""
 
-    def __init__(self, first: int, step: int, only: set[str] | None) -> None:
-        self.next, self.step, self.only = first, step, only
+    def __init__(self, first: int, step: int, options: argparse.Namespace) -> None:
+        self.next, self.step, self.options = first, step, options
         self.start()
 
     def start(self) -> None:
         self.received, sent = multiprocessing.Pipe(duplex=False)
         numbers = iter(range(self.next, self.next + RANGE, self.step))
         self.process = multiprocessing.get_context("fork").Process(
-            target=work, args=(numbers, self.only, sent), daemon=True
+            target=work, args=(numbers, self.options, sent), daemon=True
         )
         self.process.start()
         sent.close()
@@ -136,8 +139,7 @@ def run(options: argparse.Namespace) -> Counter[str]:
     """Run programs until the time is up or all have run; print and keep every failure."""
     first = options.seed * RANGE if options.first is None else options.first
     processes = min(options.processes, options.programs or options.processes)
-    only = set(options.only) if options.only else None
-    workers = [Worker(first + index, processes, only) for index in range(processes)]
+    workers = [Worker(first + index, processes, options) for index in range(processes)]
     ends = time.monotonic() + options.minutes * 60
     total: Counter[str] = Counter()
     ended, kinds = 0, Counter[str]()
@@ -190,6 +192,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, help="the first program, instead of a seed")
     parser.add_argument("--programs", type=int, default=0, help="how many at most")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--device", default="cpu", help="where the networks and what they get are")
     parser.add_argument("--only", nargs="*", help="names of executors")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
+import devices
 import torch
 from fuzz import languages, networks, oracle
 from fuzz.changes import RaisedError
@@ -118,6 +119,8 @@ class Subject:
             self.module.eval()
         observed |= {f"the user's input {path}": x.detach().clone() for path, x in everything((args, kwargs))}
         observed["random numbers"] = torch.get_rng_state()
+        if devices.DEVICE.type == "cuda":
+            observed["random numbers of the device"] = torch.cuda.get_rng_state()
         return observed | self.state()
 
     def differentiated(self, *args: Any, **kwargs: Any) -> Any:

@@ -135,7 +135,12 @@ def copy_of(x: Tensor, given: Tensor) -> Tensor:
 def noted_sent(module: nn.Module, old: Any, new: Any) -> Any:
     """Note that a module is called with the arguments `new` instead of its caller's `old`, and return them."""
     for before, after in list(_pairs(old, new)):
-        if isinstance(after, Tensor) and isinstance(before, Tensor) and not is_same_memory(before, after):
+        if not (isinstance(after, Tensor) and isinstance(before, Tensor)):
+            continue
+        if is_same_memory(before, after):
+            if (sent := _sent_to(module, before)) is not None:  # edited, and then led through a view for its gradient
+                call_arguments.sent[id(after)] = sent._replace(new=after, version=_version(after))
+        else:
             original = getattr(after, "_hookline_original", None)
             is_copy = (original is not None and original() is before) or is_unchanged(after, before)
             if after.is_inference() and type(after) is Tensor and inside_transform(after) is None:

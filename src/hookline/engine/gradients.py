@@ -122,7 +122,7 @@ class _GradientStep:
         """
         first = self.first
         is_input = first.tap.kind is Kind.INPUT and not first.is_derived and first.is_inplace
-        return is_input and x.requires_grad and x._base is None and is_overwriting(first.module)
+        return is_input and x.requires_grad and is_overwriting(first.module)
 
     def _why_not(self, x: Tensor) -> str | None:
         if not (x.is_floating_point() or x.is_complex()):
