@@ -201,6 +201,8 @@ class Pass:
             x.copy_(changed)
             return value
         if side == "input":
+            if not name:
+                self.outside.append(changed)
             if changed.is_inference():
                 with torch.inference_mode(False):  # torch then counts what the module writes to it
                     changed = changed.clone()

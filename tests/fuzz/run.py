@@ -22,7 +22,6 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 OUT = HERE.parents[1] / "out" / "fuzz"
-COUNTS = OUT / "counts.jsonl"
 RANGE = 1_000_000
 """How many programs a seed has."""
 LONGEST = 120
@@ -40,7 +39,7 @@ class Failure(NamedTuple):
     script: str
 
 
-def run_seed(seed: int, only: set[str] | None, sent: Connection) -> tuple[Counter[str], list[Failure]]:
+def run_seed(seed: int, options: argparse.Namespace, sent: Connection) -> tuple[Counter[str], list[Failure]]:
     """Run one program in every executor that takes it. A process that dies before it compares died without hookline."""
     from fuzz import generate, judge
     from fuzz.executors import EXECUTORS
@@ -58,14 +57,14 @@ def run_seed(seed: int, only: set[str] | None, sent: Connection) -> tuple[Counte
     sent.send(("compares", seed))
     failures: list[Failure] = []
     for executor in EXECUTORS:
-        if (only is not None and executor.name not in only) or seed % EXPENSIVE.get(executor.name, 1):
+        if (options.only and executor.name not in options.only) or seed % EXPENSIVE.get(executor.name, 1):
             continue
         if not executor.takes(program):
             continue
         verdict = judge.judge(subject, program, executor, expected)
         counts[f"{executor.name} {verdict.kind}"] += 1
         if verdict.kind == "fails":
-            smaller = judge.smaller(program, executor, verdict)
+            smaller = program if options.until_failure else judge.smaller(program, executor, verdict)
             failures.append(
                 Failure(seed, executor.name, verdict.text, judge.script(smaller, executor.name, verdict.text))
             )
@@ -79,10 +78,9 @@ def work(numbers: Iterator[int], options: argparse.Namespace, sent: Connection) 
 
     torch.set_num_threads(1)
     devices.use(options.device)
-    only = set(options.only) if options.only else None
     for seed in numbers:
         sent.send(("begins", seed))
-        sent.send(("ends", seed, *run_seed(seed, only, sent)))
+        sent.send(("ends", seed, *run_seed(seed, options, sent)))
 
 
 class Worker:
@@ -142,8 +140,10 @@ def run(options: argparse.Namespace) -> Counter[str]:
     workers = [Worker(first + index, processes, options) for index in range(processes)]
     ends = time.monotonic() + options.minutes * 60
     total: Counter[str] = Counter()
-    ended, kinds = 0, Counter[str]()
+    ended, kinds, has_failed = 0, Counter[str](), False
     while time.monotonic() < ends and (not options.programs or ended < options.programs):
+        if has_failed and options.until_failure:
+            break
         results = [worker.replaced("the program hangs") for worker in workers if worker.hangs() and not worker.stop()]
         ready = wait([worker.received for worker in workers], timeout=1)
         results += [result for worker in workers if worker.received in ready and (result := worker.message())]
@@ -151,17 +151,18 @@ def run(options: argparse.Namespace) -> Counter[str]:
             ended += 1
             total += counts
             for failure in failures:
-                kept(failure, kinds)
+                has_failed = True
+                kept(failure, kinds, options.out)
     for worker in workers:
         worker.stop()
     return total
 
 
-def kept(failure: Failure, kinds: Counter[str]) -> None:
+def kept(failure: Failure, kinds: Counter[str], out: Path) -> None:
     """Write a failure to a file, and print it if it is one of the first three of its kind."""
     from fuzz.judge import sort_of
 
-    folder = OUT / "failures"
+    folder = out / "failures"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{failure.executor}_{failure.seed}.py"
     path.write_text(failure.script)
@@ -171,10 +172,10 @@ def kept(failure: Failure, kinds: Counter[str]) -> None:
         print(f"\n{failure.seed} {failure.executor}: {failure.text}\n{path}\n{failure.script}", flush=True)
 
 
-def recorded() -> Counter[str]:
+def recorded(path: Path) -> Counter[str]:
     """The counts of all runs."""
     total: Counter[str] = Counter()
-    for line in COUNTS.read_text().splitlines() if COUNTS.exists() else ():
+    for line in path.read_text().splitlines() if path.exists() else ():
         total += Counter(json.loads(line)["counts"])
     return total
 
@@ -193,14 +194,17 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=0, help="how many at most")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--device", default="cpu", help="where the networks and what they get are")
+    parser.add_argument("--until-failure", action="store_true", help="stop at the first failure")
+    parser.add_argument("--out", type=Path, default=OUT, help="where failures and counts are kept")
     parser.add_argument("--only", nargs="*", help="names of executors")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     counts = run(options)
-    OUT.mkdir(parents=True, exist_ok=True)
-    with COUNTS.open("a") as file:
+    options.out.mkdir(parents=True, exist_ok=True)
+    counts_file = options.out / "counts.jsonl"
+    with counts_file.open("a") as file:
         file.write(json.dumps({"seed": options.seed, "first": options.first, "counts": dict(counts)}) + "\n")
-    total = recorded()
+    total = recorded(counts_file)
     for name, count in sorted(counts.items()):
         print(f"{name:40} {count:>9,} {total[name]:>12,} in all")
     failures = sum(count for name, count in counts.items() if name.endswith(" fails"))
