@@ -98,6 +98,40 @@ def test_a_replaced_method_is_compiled(model, ids, monkeypatch) -> None:
         assert not runs.reasons
 
 
+@pytest.mark.parametrize("kind", ["function", "decorated", "property"])
+def test_code_that_is_assigned_to_a_method(kind, model, ids, monkeypatch) -> None:
+    """As IPython's autoreload does with methods whose source has changed."""
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+    def changed(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * 3
+
+    mlp = modeling_llama.LlamaMLP
+    if kind == "function":
+        monkeypatch.setattr(mlp, "forward", forward)
+    elif kind == "decorated":
+        monkeypatch.setattr(mlp, "forward", lambda self, x: forward(self, x))
+    else:
+        monkeypatch.setattr(mlp, "forward", property(lambda self: lambda x: forward(self, x)))
+    with torch.no_grad(), model.compiled(backend=Counting()) as runs:
+        model(ids)
+        before = model(ids)
+        assert runs.graphs == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(forward, "__code__", changed.__code__)
+            found = [model(ids), model(ids)]
+            vars(model)["_compiled_runs"] = None
+            expected = model(ids)
+            vars(model)["_compiled_runs"] = runs
+        after = model(ids)
+    assert not torch.allclose(before, expected)
+    for logits in found:
+        torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(after, before)
+
+
 def test_what_no_call_runs_may_be_replaced(model, monkeypatch) -> None:
     """The compiler itself replaces `__init__`, when it is first used."""
     code = ModelCode(model.module)
@@ -114,7 +148,7 @@ def test_what_no_call_runs_may_be_replaced(model, monkeypatch) -> None:
 def changes(model):
     """What happens before the tokens of a stream: (token, what to do)."""
     layer, norm = model.module.model.layers[0], model.module.model.norm
-    handles = []
+    handles, autocast = [], torch.autocast("cpu", dtype=torch.bfloat16)
     return {
         "hook": {2: lambda: handles.append(norm.register_forward_hook(negate)), 5: lambda: handles.pop().remove()},
         "pre": {2: lambda: handles.append(norm.register_forward_pre_hook(negate)), 5: lambda: handles.pop().remove()},
@@ -134,6 +168,7 @@ def changes(model):
         },
         "stance": {3: lambda: set_stance("force_eager"), 6: lambda: set_stance("default")},
         "training": {3: lambda: layer.train(), 6: lambda: layer.eval()},
+        "autocast": {3: lambda: autocast.__enter__(), 6: lambda: autocast.__exit__(None, None, None)},
     }
 
 
@@ -141,7 +176,7 @@ MLP = modeling_llama.LlamaMLP.forward
 
 
 @pytest.mark.quick_for("hook", "first")
-@pytest.mark.parametrize("name", ["hook", "pre", "first", "ours", "call", "class", "stance", "training"])
+@pytest.mark.parametrize("name", ["hook", "pre", "first", "ours", "call", "class", "stance", "training", "autocast"])
 def test_a_stream_follows_what_others_do_between_tokens(name, model, ids) -> None:
     def streamed():
         happens, columns = changes(model)[name], []
@@ -152,7 +187,7 @@ def test_a_stream_follows_what_others_do_between_tokens(name, model, ids) -> Non
 
     free = model.generate(ids, max_new_tokens=10, do_sample=False)[:, 5:]
     expected = streamed()
-    assert torch.equal(expected, free) == (name in ("stance", "training"))
+    assert torch.equal(expected, free) == (name in ("stance", "training", "autocast"))
     with model.compiled(backend=Counting()), warnings.catch_warnings():
         warnings.simplefilter("ignore", HooklineWarning)  # from then on it is uncompiled
         assert torch.equal(streamed(), expected)

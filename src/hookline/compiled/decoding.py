@@ -55,8 +55,8 @@ class ColumnLayer(StaticLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         where = torch.arange(key_states.shape[-2], device=self.device) + self.cumulative_length
-        self.keys.index_copy_(2, where, key_states)
-        self.values.index_copy_(2, where, value_states)
+        self.keys.index_copy_(2, where, key_states.to(self.keys.dtype))  # another one if autocast has begun since
+        self.values.index_copy_(2, where, value_states.to(self.values.dtype))
         return self.keys, self.values
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -1,12 +1,15 @@
 """ModelCode: what runs when the modules of a model are called, as far as the compiler's guards do not compare it.
 
 A graph keeps the methods that it was traced with, although somebody may replace one on a class later, as libraries of
-kernels and of quantization do. And it has no place for torch hooks that come later.
+kernels and of quantization do, or assign its code, as IPython's autoreload does. And it has no place for torch hooks
+that come later.
 """
 
 from __future__ import annotations
 
-from operator import is_, itemgetter
+from collections.abc import Iterable
+from operator import attrgetter, is_, itemgetter
+from types import CellType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -15,6 +18,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 _WHEN_MADE = {"__init__", "__setstate__"}
 """Methods that no call runs. The compiler replaces those of `nn.Module`."""
 _is_training = itemgetter("training")
+_code_of = attrgetter("__code__")
+"""What IPython's autoreload assigns to a function whose source has changed."""
 
 
 class ModelCode:
@@ -27,6 +32,8 @@ class ModelCode:
         self._members = [vars(base) for base in bases]  # views, which follow what is assigned to the class
         self._values = self._values_now()
         self._methods = self._methods_now()
+        self._functions = _functions_in(self._methods.values())
+        self._codes = [*map(_code_of, self._functions)]
         self._attributes = [vars(module) for module in self._modules]
         self._hooks = [attributes[name] for attributes in self._attributes for name in _HOOKS]
 
@@ -36,6 +43,8 @@ class ModelCode:
 
     def is_current(self) -> bool:
         """Whether the modules have the same methods; it takes microseconds."""
+        if not _are_same([*map(_code_of, self._functions)], self._codes):
+            return False
         values = self._values_now()
         if _are_same(values, self._values):
             return _are_same([*map(type, self._modules)], self._types)
@@ -60,6 +69,22 @@ class ModelCode:
             for name, value in members.items()
             if name not in _WHEN_MADE and (callable(value) or hasattr(type(value), "__get__"))
         }
+
+
+def _functions_in(methods: Iterable[Any]) -> list[FunctionType]:
+    """The functions of methods and properties, and those that are inside of decorated ones."""
+    found: dict[FunctionType, None] = {}
+    left = list(methods)
+    while left:
+        value = left.pop()
+        if isinstance(value, staticmethod | classmethod):
+            left.append(value.__func__)
+        elif isinstance(value, property):
+            left.append(value.fget)
+        elif isinstance(value, FunctionType) and value not in found:
+            found[value] = None
+            left += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+    return list(found)
 
 
 def _are_same(values: list[Any], others: list[Any]) -> bool:
