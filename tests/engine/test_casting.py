@@ -65,6 +65,19 @@ def test_other_positions_keep_their_digits() -> None:
     assert cache["0.input"].flatten().tolist() == [2049, 4, 3]
 
 
+class ByLength(nn.Embedding):
+    """Positions as BART has them: of the tokens that it gets, it uses the shape."""
+
+    def forward(self, tokens):
+        return super().forward(torch.arange(tokens.shape[1]).expand(tokens.shape))
+
+
+def test_tokens_that_are_not_looked_up() -> None:
+    net = hookline.hook(nn.Sequential(ByLength(8, 2)))
+    expected = net(IDS)
+    assert torch.equal(net.run_with_hooks(IDS, fwd_hooks=[("0.input", lambda x: x + 50)]), expected)
+
+
 def test_chosen_experts() -> None:
     model = hookline.hook(tiny_models.causal_lm("mixtral"))
     name = "blocks.0.mlp.hook_expert_indices"

@@ -73,13 +73,20 @@ class Choices:
 
     what: str
     count: int
+    has_marks: bool = False
+    """Whether the model itself may have other numbers, where nothing is chosen."""
 
     def wrong(self, chosen: Tensor, before: Tensor) -> str | None:
         """Return the problem with an edit as the end of a sentence; None if there is none."""
-        bad = ((chosen < 0) | (chosen >= self.count)) & (chosen != before)
+        bad = self._outside(chosen) & (chosen != before)
         if not bool(bad.any()):
             return None
+        if not self.has_marks and bool(self._outside(before).any()):
+            return None  # an embedding of positions that gets tokens for their shape: nothing is looked up there
         return f"chose the {self.what} {int(chosen[bad][0])}, but there are {self.count}: 0 to {self.count - 1}"
+
+    def _outside(self, chosen: Tensor) -> Tensor:
+        return (chosen < 0) | (chosen >= self.count)
 
 
 def choices_at(point: Any) -> Choices | None:

@@ -40,7 +40,7 @@ class RouterTap(InnerTap):
 def choices_of(experts: nn.Module) -> Choices | None:
     """The valid expert indices; None if the number of experts is not known."""
     count = _count(experts)
-    return Choices("expert", count) if count is not None else None
+    return Choices("expert", count, has_marks=True) if count is not None else None
 
 
 def _count(experts: nn.Module) -> int | None:

@@ -1,6 +1,7 @@
 """The networks of monai, with small sizes for what their arguments are called."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import monai.networks.nets as nets
 import torch
@@ -89,6 +90,36 @@ SIZES = {
 """Small values of arguments, by their names."""
 
 
+LEVELS = {"attention_levels": (False, False, True)}
+SQUEEZED = {"spatial_dims": 2, "in_channels": 1, "num_classes": 2}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "AutoEncoder": {"strides": (2, 2, 2)},
+    "AutoencoderKL": LEVELS,
+    "ControlNet": LEVELS,
+    "DiffusionModelUNet": LEVELS,
+    "DynUNet": {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2]},
+    "FullyConnectedNet": {"in_channels": 32},
+    "Generator": {"latent_shape": (32,)},
+    "MultiScalePatchDiscriminator": {"channels": 8, "num_d": 2, "num_layers_d": 1},
+    "PatchDiscriminator": {"channels": 8},
+    "ResNetEncoder": {"model_name": "resnet10"},
+    "ResNetFeatures": {"model_name": "resnet10"},
+    "SENet154": SQUEEZED,
+    "SEResNeXt50": SQUEEZED,
+    "SEResNet50": SQUEEZED,
+    "SPADEAutoencoderKL": LEVELS,
+    "SPADEDiffusionModelUNet": LEVELS,
+    "SwinUNETR": {"num_heads": (2, 2, 2, 2), "patch_size": 2},
+    "TorchVisionFCModel": {"model_name": "resnet18"},
+    "VQVAE": {"channels": (8, 16), "num_res_channels": (8, 8)},
+    "VarAutoEncoder": {"strides": (2, 2, 2)},
+    "VarFullyConnectedNet": {"in_channels": 32, "encode_channels": [16], "decode_channels": [16]},
+    "ViTAutoEnc": {"patch_size": 4},
+}
+"""Other values for some networks."""
+
+
 def build(name: str, dimensions: int) -> Built:
     """The network on an image or a volume."""
     sizes = SIZES | {"spatial_dims": dimensions, "dimensions": dimensions}
@@ -101,7 +132,8 @@ def build(name: str, dimensions: int) -> Built:
         }
         sizes |= {"latent_shape": (8, 4, 4, 4), "start_shape": (8, 4, 4, 4), "input_image_size": (32, 32, 32)}
     cls = getattr(nets, name)
-    module = cls(**filled(cls, sizes))
+    options = OPTIONS.get(name, {})
+    module = cls(**filled(cls, sizes) | options | ({"spatial_dims": dimensions} if options is SQUEEZED else {}))
     shape = (32,) * dimensions
     x = torch.randn(1, 1, *shape)
     three = torch.randn(1, 3, *shape)
@@ -131,6 +163,6 @@ def networks() -> Iterator[Network]:
         cls = getattr(nets, name)
         if isinstance(cls, type) and issubclass(cls, nn.Module) and cls not in classes:
             classes[cls] = name
-    for name in classes.values():
-        for dimensions in (2, 3):
+    for dimensions in (2, 3):  # volumes take more time
+        for name in classes.values():
             yield Network(f"{name} {dimensions}d", lambda name=name, dimensions=dimensions: build(name, dimensions))
