@@ -32,7 +32,6 @@ class Row:
     projections: tuple[str, str, str] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     fused: str = ""
     """Of one projection for q, k and v: "parts" one behind another, or "chunks" of each head."""
-    fused_mlp: str = ""
     is_parallel: bool = False
     logits_are_heads: bool = True
     """Whether what the head returns are the logits."""
@@ -62,9 +61,8 @@ ROWS: dict[str, Row] = {
         LLAMA,
         projections=("self_attn.qkv_proj",) * 3,
         fused="parts",
-        fused_mlp="mlp.gate_up_proj",
-        gate="mlp.gate_up_proj",
-        up="mlp.gate_up_proj",
+        gate="",
+        up="",
     ),
     "cohere": replace(LLAMA, ln2="", is_parallel=True, logits_are_heads=False),
     "gpt2": Row(
@@ -137,11 +135,10 @@ ROWS: dict[str, Row] = {
         layers="model.decoder.layers",
         o="self_attn.out_proj",
         ln1="self_attn_layer_norm",
-        ln2="final_layer_norm",
-        mlp="fc2",
-        gate="fc1",
+        ln2="",  # its MLP gets the rows of a batch one behind another
+        mlp="",
+        gate="",
         up="",
-        down="fc2",
         embed="model.decoder.embed_tokens",
         final="model.decoder.final_layer_norm",
     ),
@@ -175,7 +172,6 @@ def _of_layer(row: Row, path: str, name: str, config: Any) -> list[Place]:
         Place(f"{name}.hook_resid_pre", path, "input"),
         Place(f"{name}.hook_resid_post", path),
         Place(f"{name}.hook_attn_out", f"{path}.{row.ln1_post or row.attn}"),
-        Place(f"{name}.hook_mlp_out", f"{path}.{row.ln2_post or row.mlp}"),
         Place(f"{name}.attn.hook_z", f"{path}.{row.o}", "input", heads=config.num_attention_heads),
         Place(f"{name}.attn.hook_result", f"{path}.{row.o}", inside=f"result of {config.num_attention_heads}"),
         *_norm(f"{path}.{row.ln1}", f"{name}.ln1"),
@@ -189,13 +185,13 @@ def _of_layer(row: Row, path: str, name: str, config: Any) -> list[Place]:
     if row.ln1_post:
         found += _norm(f"{path}.{row.ln1_post}", f"{name}.ln1_post")
         found += _norm(f"{path}.{row.ln2_post}", f"{name}.ln2_post")
-    width = config.intermediate_size if row.fused_mlp else 0
+    if row.mlp:
+        found.append(Place(f"{name}.hook_mlp_out", f"{path}.{row.ln2_post or row.mlp}"))
     if row.gate:
-        found.append(Place(f"{name}.mlp.hook_pre", f"{path}.{row.gate}", part=(0, width) if width else None))
+        found.append(Place(f"{name}.mlp.hook_pre", f"{path}.{row.gate}"))
         found.append(Place(f"{name}.mlp.hook_post", f"{path}.{row.down}", "input"))
     if row.up:
-        part = (width, 2 * width) if width else None
-        found.append(Place(f"{name}.mlp.hook_pre_linear", f"{path}.{row.up}", part=part))
+        found.append(Place(f"{name}.mlp.hook_pre_linear", f"{path}.{row.up}"))
     if row.attention == "interface":
         found += [Place(f"{name}.attn.hook_{inside}", f"{path}.{row.attn}", inside=inside) for inside in FEW[1:]]
         found.append(Place(f"{name}.attn.hook_attn_scores", f"{path}.{row.attn}", inside="scores"))

@@ -121,7 +121,7 @@ class LanguagePass(Pass):
             return None
         parameters = dict(module.named_parameters())
         if "weight" in parameters:
-            normalized = normalized * (parameters["weight"] + (1 if "Gemma" in kind else 0))
+            normalized = normalized * (parameters["weight"] + (1 if "Gemma" in kind or "1P" in kind else 0))
         if "bias" in parameters:
             normalized = normalized + parameters["bias"]
         return normalized.to(value.dtype)

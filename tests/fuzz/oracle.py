@@ -76,7 +76,11 @@ def seen(place: Place, x: Tensor) -> Tensor:
         x = x[..., slice(*place.part)]
     if place.heads:
         x = x.unflatten(-1, (place.heads, -1))
-    return x if place.chunk is None else x.chunk(place.chunk[1], -1)[place.chunk[0]]
+    if place.chunk is None:
+        return x
+    index, count = place.chunk
+    size = x.shape[-1] // count
+    return x[..., index * size : (index + 1) * size]
 
 
 def with_part(place: Place, x: Tensor, new: Tensor) -> Tensor:
