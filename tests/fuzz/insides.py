@@ -1,4 +1,4 @@
-"""Points that no event of a module has, by hand: the stream between attention and MLP, the inside of norms and attention.
+"""Points that no event of a module has, by hand: the stream after attention, the inside of norms and of attention.
 
 At each of them the edits act in order, then backward hooks see the gradient of what they made, then it is read.
 """
@@ -16,7 +16,7 @@ from fuzz.oracle import Acting, Pass, clone
 from fuzz.program import Gradient, Place, Run
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from zoo.oracle import at, first_path, replaced
+from zoo.oracle import at, first_path
 
 ATTENTION = ("rot_q", "rot_k", "scores", "pattern")
 
