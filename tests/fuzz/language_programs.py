@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from fuzz import languages
+from fuzz import classic, languages
 from fuzz.generate import Generator, Sight, sights
 from fuzz.program import Gradient, Hook, Language, Program, Run
 from fuzz.subject import InvalidError, Subject, quietly
@@ -47,14 +47,35 @@ def native_sights(network: Language) -> tuple[Sight, ...] | None:
         return None
 
 
+@cache
+def classic_sights(network: Language) -> tuple[Sight, ...]:
+    """The classic points of a model, as the oracle sees them."""
+    subject = Subject(network)
+    places = classic.places(network, subject.module.config)
+    observed = subject.by_hand(Run(reads=tuple(places)), [])
+    shapes = {place.name: tuple(observed[f"read {place.name} 0"].shape) for place in places}
+    return tuple(
+        Sight(other, shapes[place.name], is_float=True, is_strided=True, calls=1)
+        for place in places
+        for other in (place, place, *classic.other_names(place))
+    )
+
+
 class LanguageGenerator(Generator):
     """Random steps at the points of a model."""
 
     def __init__(self, choose: random.Random, subject: Subject, seen: list[Sight]) -> None:
         super().__init__(choose, seen, set(), subject.module)
         self.network = subject.network
+        self.classic: list[Sight] = []
         takes_mask = "attention_mask" in inspect.signature(subject.module.forward).parameters
         self.can_pad = self.network.family in ("causal", "encoder") and takes_mask
+
+    def place(self, *, floats: bool = False) -> Sight:
+        """A point: a classic one mostly, where the oracle knows them."""
+        if self.classic and self.choose.random() < 0.8:
+            return self.choose.choice(self.classic)
+        return super().place(floats=floats)
 
     def edit(self, seen: Sight) -> Hook:
         """An edit as data, at positions of the text; its vectors have the width of the activation in every run."""
@@ -100,5 +121,9 @@ def language_program(seed: int) -> tuple[Program, Subject]:
             seen = native_sights(replace(network, as_module=False))
         if seen is not None:
             subject = Subject(network)
-            return Program(network, LanguageGenerator(choose, subject, list(seen)).steps()), subject
+            generator = LanguageGenerator(choose, subject, list(seen))
+            if not network.as_module and choose.random() < 0.8:
+                with quietly():
+                    generator.classic = list(classic_sights(network))
+            return Program(network, generator.steps()), subject
     raise InvalidError(f"seed {seed}: no model of 50 runs")

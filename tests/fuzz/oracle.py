@@ -70,6 +70,28 @@ def clone(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
+def seen(place: Place, x: Tensor) -> Tensor:
+    """What a place shows of the tensor at its event: a part of the last axis, divided into heads."""
+    if place.part is not None:
+        x = x[..., slice(*place.part)]
+    if place.heads:
+        x = x.unflatten(-1, (place.heads, -1))
+    if place.chunk is None:
+        return x
+    index, count = place.chunk
+    size = x.shape[-1] // count
+    return x[..., index * size : (index + 1) * size]
+
+
+def with_part(place: Place, x: Tensor, new: Tensor) -> Tensor:
+    """The tensor at an event with something else at a place."""
+    if place.part is None and place.chunk is None:
+        return new.flatten(-2) if place.heads else new
+    whole = clone(x)
+    seen(place, whole).copy_(new)
+    return whole
+
+
 class Acting:
     """A hook that is registered: its function, which may keep state, and the order in which it acts."""
 
@@ -95,15 +117,13 @@ class Acting:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The activation after this hook: a clone goes in, whatever comes out has its dtype."""
-        seen, seen_before = clone(x), x.detach().clone()
-        if self.hook.place.heads:
-            seen_before = seen_before.unflatten(-1, (self.hook.place.heads, -1))
-            seen = seen.unflatten(-1, (self.hook.place.heads, -1))
-        new = self.function(seen)
+        place = self.hook.place
+        own, before = clone(seen(place, x)), seen(place, x.detach()).clone()
+        new = self.function(own)
         is_counted = self.hook.way == "in place" and not torch.is_inference_mode_enabled()
-        if new is None or (new is seen and not is_counted and same_bits(new, seen_before)):
+        if new is None or (new is own and not is_counted and same_bits(new, before)):
             return x
-        return (new.flatten(-2) if self.hook.place.heads else new).to(x.dtype)
+        return with_part(place, x, new.to(x.dtype))
 
 
 class Pass:
@@ -121,6 +141,8 @@ class Pass:
         self.reads_all = run.reads == "all"
         self.called: Counter[str] = Counter()
         """How often each module was called, once the forward pass is over."""
+        self.given: dict[str, Any] = {}
+        """The arguments of each module in its last call."""
 
     def ends(self) -> None:
         """The forward pass is over."""
@@ -157,7 +179,8 @@ class Pass:
         def is_read_before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
             return self.read(module, name, "input", (args, kwargs))
 
-        def leaves(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
+        def leaves(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            self.given[name] = args, kwargs
             return self.edited(module, name, "output", output)
 
         def is_read_after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
@@ -177,7 +200,8 @@ class Pass:
         ]
 
     def is_here(self, place: Place, name: str, side: str) -> bool:
-        return (place.module, place.side) == (name, side) and place.call in (None, self.running[name][-1])
+        is_at = (place.module, place.side) == (name, side) and not place.inside
+        return is_at and place.call in (None, self.running[name][-1])
 
     def edited(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
         """The value with all edits at this event."""
@@ -227,9 +251,8 @@ class Pass:
                 if self.is_here(place, name, side):
                     path = first_path(module, side, value) if place.path is None else place.path
                     if path is not None:
-                        x = at(value, path).detach().clone()
-                        x = x.unflatten(-1, (place.heads, -1)) if place.heads else x
-                        self.observed[f"read {place.name} {call}"] = x
+                        x = seen(place, at(value, path))
+                        self.observed[f"read {place.name} {call}"] = x.detach().clone()
         by_path: dict[Any, list[tuple[int, Gradient]]] = defaultdict(list)
         for index, gradient in enumerate(self.run.gradients):
             if self.is_here(gradient.place, name, side):
@@ -253,14 +276,13 @@ class Pass:
         return self.put(name, side, value, path, x, clone, is_first=is_first)
 
     def received(self, key: str, gradient: Gradient) -> Callable[[Tensor], Tensor | None]:
-        change, heads = changes.made(gradient.change), gradient.place.heads
+        change = changes.made(gradient.change)
 
         def hook(g: Tensor) -> Tensor | None:
-            seen = g.detach().clone()
-            seen = seen.unflatten(-1, (heads, -1)) if heads else seen
-            self.observed[key] = seen.clone()
-            new = change(seen)
-            return None if new is None else (new.flatten(-2) if heads else new).to(g.dtype)
+            own = seen(gradient.place, g.detach()).clone()
+            self.observed[key] = own.clone()
+            new = change(own)
+            return None if new is None else with_part(gradient.place, g, new.to(g.dtype))
 
         return hook
 

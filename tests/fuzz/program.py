@@ -25,6 +25,12 @@ class Place:
     """Keys that lead to the tensor; None for the first one. For an input they begin in `(args, kwargs)`."""
     heads: int = 0
     """As how many heads the last axis is seen; 0 for an axis that is not divided."""
+    part: tuple[int, int] | None = None
+    """Which part of the last axis it is, before that is divided."""
+    chunk: tuple[int, int] | None = None
+    """Which of how many chunks of each head."""
+    inside: str = ""
+    """What it is inside the module, or around it, if no event has it: see `insides.py`."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import devices
 import torch
-from fuzz import languages, networks, oracle
+from fuzz import insides, languages, networks, oracle
 from fuzz.changes import RaisedError
 from fuzz.oracle import Acting, Observed, loss_of, settings
 from fuzz.program import Language, Plain, Run
@@ -151,7 +151,8 @@ class Subject:
         text = languages.text(run) if isinstance(self.network, Language) else None
         for acting in edits:
             acting.text = text
-        passing = oracle.Pass(self.module, edits, run, self.ignored())
+        is_language = isinstance(self.network, Language)
+        passing = (insides.LanguagePass if is_language else oracle.Pass)(self.module, edits, run, self.ignored())
 
         def call(*args: Any, **kwargs: Any) -> Any:
             output = self.module(*args, **kwargs)

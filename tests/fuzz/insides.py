@@ -1,0 +1,209 @@
+"""Points that no event of a module has, by hand: the stream after attention, the inside of norms and of attention.
+
+At each of them the edits act in order, then backward hooks see the gradient of what they made, then it is read.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from fuzz.oracle import Acting, Pass, clone
+from fuzz.program import Gradient, Place, Run
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from zoo.oracle import at, first_path
+
+ATTENTION = ("rot_q", "rot_k", "scores", "pattern")
+
+
+class LanguagePass(Pass):
+    """A forward pass of a model of transformers with hooks placed by hand, also where no module begins or ends."""
+
+    def __init__(self, root: nn.Module, edits: list[Acting], run: Run, ignored: set[Any]) -> None:
+        super().__init__(root, edits, run, ignored)
+        reads = run.reads if isinstance(run.reads, tuple) else ()
+        hooked = [acting.hook.place for acting in edits] + [gradient.place for gradient in run.gradients]
+        self.inner_reads = [place for place in reads if place.inside]
+        self.insides = {(place.module, place.inside) for place in [*hooked, *reads] if place.inside}
+        self.changed = {(place.module, place.inside) for place in hooked if place.inside}
+        self.name_of = {id(module): name for name, module in root.named_modules()}
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Hooks on every module, and attention in another function if something is inside it."""
+        with super().attached():
+            if any(inside in ATTENTION for _, inside in self.insides):
+                with self._attending():
+                    yield
+            else:
+                yield
+
+    def edited(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
+        new = self._inner(module, name, side, value)
+        edited = super().edited(module, name, side, value if new is None else new)
+        return new if edited is None else edited
+
+    def _inner(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
+        kinds = {inside for path, inside in self.insides if path == name}
+        if side == "input" and "stream" in kinds:
+            self._stream(module, name, value)
+        if side == "output" and kinds & {"scale", "normalized"}:
+            return self._norm(module, name, value)
+        for kind in kinds:
+            if side == "output" and kind.startswith("result"):
+                return self._result(module, name, kind, value)
+        return None
+
+    def act(self, name: str, kind: str, x: Tensor, keep: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
+        """The value after the edits of a kind of point; it is the same object if nothing acts on it."""
+        for acting in self.edits:
+            if self._is_of(acting.hook.place, name, kind):
+                new = acting(x)
+                x = new if keep is None or new is x else keep(x, new)
+        gradients = [
+            (index, gradient)
+            for index, gradient in enumerate(self.run.gradients)
+            if self._is_of(gradient.place, name, kind)
+        ]
+        if gradients and torch.is_grad_enabled():
+            x = clone(x if x.requires_grad else x.detach().requires_grad_())
+            self.receive(x, name, gradients)
+        for place in self.inner_reads:
+            if self._is_of(place, name, kind):
+                self.observed[f"read {place.name} {self.running[name][-1]}"] = x.detach().clone()
+        return x
+
+    def receive(self, x: Tensor, name: str, gradients: list[tuple[int, Gradient]]) -> None:
+        for index, gradient in gradients:
+            x.register_hook(self.received(f"gradient {index} {self.running[name][-1]}", gradient))
+
+    def _is_of(self, place: Place, name: str, kind: str) -> bool:
+        call = self.running[name][-1]
+        return (place.module, place.inside) == (name, kind) and place.call in (None, call)
+
+    def _stream(self, module: nn.Module, name: str, value: Any) -> None:
+        """What a norm gets is the stream itself, which is also added to later: it is written to in place."""
+        path = first_path(module, "input", value)
+        assert path is not None
+        x = at(value, path)
+        new = x
+        for acting in self.edits:
+            if self._is_of(acting.hook.place, name, "stream"):
+                new = acting(new)
+        if new is not x:
+            x.copy_(new)
+        for index, gradient in enumerate(self.run.gradients):
+            if self._is_of(gradient.place, name, "stream") and torch.is_grad_enabled():
+                self.receive(x, name, [(index, gradient)])
+        for place in self.inner_reads:
+            if self._is_of(place, name, "stream"):
+                self.observed[f"read {place.name} {self.running[name][-1]}"] = x.detach().clone()
+
+    def _norm(self, module: nn.Module, name: str, value: Any) -> Any:
+        """A norm written out, from what it got; its own output if nothing inside is changed."""
+        path = first_path(module, "input", self.given[name])
+        assert path is not None
+        x = at(self.given[name], path)
+        wide = x if x.dtype == torch.float64 else x.float()
+        kind = type(module).__name__
+        is_rms = "RMS" in kind
+        centered = wide if is_rms else wide - wide.mean(-1, keepdim=True)
+        eps = next(getattr(module, key) for key in ("eps", "variance_epsilon") if hasattr(module, key))
+        scale = (centered.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+        normalized = centered / self.act(name, "scale", scale.to(x.dtype)).to(wide.dtype)
+        normalized = self.act(name, "normalized", normalized.to(x.dtype))
+        if not self.changed & {(name, "scale"), (name, "normalized")}:
+            return None
+        parameters = dict(module.named_parameters())
+        if "weight" in parameters:
+            normalized = normalized * (parameters["weight"] + (1 if "Gemma" in kind or "1P" in kind else 0))
+        if "bias" in parameters:
+            normalized = normalized + parameters["bias"]
+        return normalized.to(value.dtype)
+
+    def _result(self, module: nn.Module, name: str, kind: str, value: Tensor) -> Any:
+        """What each head adds: its part of the projection's input times its rows of the weight."""
+        path = first_path(module, "input", self.given[name])
+        assert path is not None
+        heads = int(kind.rpartition(" ")[2])
+        weight: Any = module.weight
+        weight = weight if type(module).__name__ == "Conv1D" else weight.T
+        z = at(self.given[name], path).unflatten(-1, (heads, -1))
+        before = torch.einsum("bphe,hed->bphd", z, weight.unflatten(0, (heads, -1)))
+        after = self.act(name, kind, before)
+        if after is before:
+            return None
+        bias: Any = getattr(module, "bias", None)
+        summed = after.sum(2)
+        return summed if bias is None else summed + bias
+
+    @contextmanager
+    def _attending(self) -> Iterator[None]:
+        """Let attention go through a function of ours, both what is looked up by name and what is called eager."""
+        module = next(module for module in self.root.modules() if self.name_of.get(id(module)) in self._paths())
+        modeling: Any = sys.modules[type(module).__module__]
+        fused, eager = ALL_ATTENTION_FUNCTIONS["sdpa"], modeling.eager_attention_forward
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = self._by_hand(fused)
+        modeling.eager_attention_forward = self._by_hand(eager)
+        try:
+            yield
+        finally:
+            ALL_ATTENTION_FUNCTIONS["sdpa"], modeling.eager_attention_forward = fused, eager
+
+    def _paths(self) -> set[str]:
+        return {path for path, inside in self.insides if inside in ATTENTION}
+
+    def _by_hand(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+            name = self.name_of[id(module)]
+            if name not in self._paths():
+                return original(module, query, key, value, mask, **options)
+            query = self._turned("rot_q", name, query)
+            key = self._turned("rot_k", name, key)
+            if not self.insides & {(name, "scores"), (name, "pattern")}:
+                return original(module, query, key, value, mask, **options)
+            output = self._written_out(module, name, (query, key, value, mask), options)
+            if self.changed & {(name, "scores"), (name, "pattern")}:
+                return output, None
+            return original(module, query, key, value, mask, **options)
+
+        return attend
+
+    def _turned(self, kind: str, name: str, x: Tensor) -> Tensor:
+        """The queries or keys, [batch, head, position, d_head], which points show by position first."""
+        shown = x.transpose(1, 2)
+        new = self.act(name, kind, shown)
+        return x if new is shown else new.transpose(1, 2)
+
+    def _written_out(self, module: Any, name: str, given: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+        query, key, value, mask = given
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        scaling = options.get("scaling")
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if (cap := options.get("softcap")) is not None:
+            scores = (scores / cap).tanh() * cap
+        is_causal = options.get("is_causal")
+        is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        elif is_causal and query.shape[2] > 1:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+        scores = self.act(name, "scores", scores, still_masked)
+        wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
+        pattern = scores.softmax(-1, dtype=wide).to(query.dtype)
+        pattern = self.act(name, "pattern", pattern)
+        return (pattern @ value).transpose(1, 2).contiguous()
+
+
+def still_masked(before: Tensor, after: Tensor) -> Tensor:
+    """What was masked stays so, if a hook made it infinite, not a number or huge (docs/decisions.md)."""
+    info = torch.finfo(before.dtype)
+    was_masked = before < info.min / 64
+    is_off = ~after.isfinite() | (after > math.sqrt(info.max))
+    return torch.where(was_masked & is_off, before, after)
