@@ -14,7 +14,7 @@ COMPAT := tests/compat tests/migrate
 export OMP_NUM_THREADS = 1
 unexport PYTHONDONTWRITEBYTECODE   # pytest keeps the tests as it compiles them: seconds in each worker
 
-.PHONY: demo test test-compat test-all quick-tests lint docs site notebooks bench matrix zoo changelog dist train-check clean
+.PHONY: demo test test-compat test-all quick-tests lint docs site notebooks bench matrix fuzz fuzz-mutants zoo changelog dist train-check clean
 
 demo: $(READY)
 	$(BIN)/hookline demo
@@ -31,6 +31,7 @@ test-compat: $(READY)
 
 test-all: $(READY) $(VENV)/.real $(VENV)/.site lint
 	$(PYTEST)
+	$(MAKE) --no-print-directory fuzz MINUTES=2
 	$(BIN)/python benchmarks/overhead.py --smoke
 	$(BIN)/python benchmarks/model_overhead.py --smoke
 	$(BIN)/python benchmarks/sweeps.py --smoke
@@ -72,6 +73,16 @@ bench: $(READY)
 matrix: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/matrix.py $(ARGS)
+
+# Random programs against torch hooks placed by hand, in every way in which hookline runs them. What ran is counted in out/fuzz/counts.jsonl.
+# `make fuzz MINUTES=30 SEED=1`; failures are made smaller, printed, and kept in out/fuzz/failures.
+MINUTES ?= 30
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+# Faults that are put into copies of the library: the fuzzer must notice each.
+fuzz-mutants: $(READY)
+	$(BIN)/python tests/fuzz/mutants.py $(ARGS)
 
 # Networks of other libraries against torch hooks placed by hand: hours. Results add up in out/zoo, and docs/zoo.md is made of them.
 # Those of the tests of transformers and diffusers need the folders `tests` of their repositories:

@@ -239,10 +239,10 @@ class Pass:
 
     def read(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
         """Keep what is asked for, and lead gradients through a clone."""
-        if self.called:  # a checkpoint runs its region again: what it computes has been read
-            return None
-        call = self.running[name][-1]
-        if self.reads_all:
+        call, has_been_read = self.running[name][-1], bool(self.called)  # a checkpoint runs its region again
+        if has_been_read:
+            pass
+        elif self.reads_all:
             path = first_path(module, side, value)
             if path is not None:
                 self.observed[f"all {name} {side} {call}"] = at(value, path).detach().clone()
@@ -270,7 +270,7 @@ class Pass:
         if not changes.is_number(x):
             return value
         clone = (x if x.requires_grad else x.detach().requires_grad_()).clone()
-        for index, gradient in gradients:
+        for index, gradient in gradients if not self.called else ():
             clone.register_hook(self.received(f"gradient {index} {self.running[name][-1]}", gradient))
         is_first = any(gradient.place.path is None for _, gradient in gradients)
         return self.put(name, side, value, path, x, clone, is_first=is_first)

@@ -1,0 +1,92 @@
+"""Programs that failed once, made smaller: what was wrong, and the executor in which it was found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Plain, Program, Run
+
+X = (("x", "torch.randn(2, 3, 8)"),)
+
+
+def at(module: str, side: Any = "output", call: int | None = None) -> Place:
+    """The first tensor of a module's input or output."""
+    name = module if side == "output" and module else f"{module}.{side}" if module else side
+    return Place(name if call is None else f"{name}#{call}", module, side, call)
+
+
+REGRESSIONS: tuple[tuple[str, str, Program], ...] = (
+    (
+        "an error that the user caught in a context was raised again when the context ended",
+        "uncompiled",
+        Program(Plain((), ("return x",), X), (Enter((Hook(at(""), "raise"),)), Run(), Leave())),
+    ),
+    (
+        "what the model wrote to its edited input was lost if a hook inside only read",
+        "uncompiled",
+        Program(
+            Plain((("m0", "nn.Identity()"),), ("v0 = self.m0(x)", "x.add_(0.25)", "return x"), X),
+            (Run((Hook(at("", "input"), "half"), Hook(at("m0", "input"), "read"))),),
+        ),
+    ),
+    (
+        "a cache in a context missed what a hook had made that others added in it",
+        "uncompiled",
+        Program(
+            Plain((("m1", "nn.ReLU(inplace=True)"),), ("v1 = self.m1(x)", "return v1"), X),
+            (
+                Enter((Hook(at("m1", call=0), "read"),)),
+                Attach(1, Foreign("m1", "input", "vector")),
+                Run(reads="all"),
+                Leave(),
+            ),
+        ),
+    ),
+    (
+        "the gradient at an input was that of before a hook of others",
+        "uncompiled",
+        Program(
+            Plain((("m0", "nn.ReLU(inplace=True)"),), ("v0 = self.m0(x)", "return v0"), X),
+            (
+                Add(2, Hook(at("m0"), "read")),
+                Attach(3, Foreign("m0", "input", "half")),
+                Run(gradients=(Gradient(at("m0", "input")),), mode="grad"),
+            ),
+        ),
+    ),
+    (
+        "what a module wrote to its edited input was lost behind a hook of others, if its gradient was read",
+        "uncompiled",
+        Program(
+            Plain((("m0", "Scale()"),), ("v0 = self.m0(x)", "return x"), X),
+            (
+                Add(3, Hook(at("m0", "input", 0), "half")),
+                Attach(4, Foreign("m0", "input", "read")),
+                Run(gradients=(Gradient(at("m0", "input", 0)),), mode="grad"),
+            ),
+        ),
+    ),
+    (
+        "the gradient at the input of an in-place activation was that of earlier uses, too",
+        "uncompiled",
+        Program(
+            Plain(
+                (("m0", "Loop()"), ("m1", "nn.GRU(8, 8, batch_first=True)"), ("m2", "nn.SiLU(inplace=True)")),
+                ("v0 = self.m0(x)", "v1, w1 = self.m1(v0)", "self.m2(v0)", "return v1 + v0"),
+                X,
+            ),
+            (Run(gradients=(Gradient(at("m2", "input", 0)),), mode="grad"),),
+        ),
+    ),
+    (
+        "a gradient that begins inside a checkpointed region made torch raise CheckpointError",
+        "uncompiled",
+        Program(
+            Plain((("m2", "Again()"),), ("v2 = self.m2(x)", "return v2"), X),
+            (
+                Add(1, Hook(at("m2.body", "input"), "zero", "edit", (("width", 8),))),
+                Run(gradients=(Gradient(at("m2.body.0", "input")),), mode="grad"),
+            ),
+        ),
+    ),
+)
