@@ -111,7 +111,7 @@ def page(records: Records) -> str:
     checked = [record for record in records.values() if record["status"] in CHECKED]
     parts = [_opening(checked), *markdown(HEADER, rows(records)), "", _cost(checked)]
     parts += ["", "## What disagrees", "", *_disagreements(checked)]
-    parts += ["", "## What is refused", "", *_refusals(checked)]
+    parts += ["", "## What raises an error instead", "", *_refusals(checked)]
     parts += ["", "## What is slow", "", *_slow(checked)]
     parts += ["", "## What could not be checked in these networks", "", *_left_out(checked)]
     parts += ["", "## What is not checked", "", *_not_checked(records)]
