@@ -281,7 +281,9 @@ def differentiating(
     sent: dict[tuple[str, int], Sent] = {}
 
     def hook(event: Event) -> Callable[[Tensor], Tensor | None]:
-        def keep(gradient: Tensor) -> Tensor | None:
+        def keep(gradient: Tensor | None) -> Tensor | None:
+            if gradient is None:  # from an autograd function that has none for this argument
+                return None
             gradients[event] = gradient.detach().clone()
             return None if change is None else change(gradient.clone())
 

@@ -111,7 +111,7 @@ def page(records: Records) -> str:
     checked = [record for record in records.values() if record["status"] in CHECKED]
     parts = [_opening(checked), *markdown(HEADER, rows(records)), "", _cost(checked)]
     parts += ["", "## What disagrees", "", *_disagreements(checked)]
-    parts += ["", "## What is refused", "", *_refusals(checked)]
+    parts += ["", "## What raises an error instead", "", *_refusals(checked)]
     parts += ["", "## What is slow", "", *_slow(checked)]
     parts += ["", "## What could not be checked in these networks", "", *_left_out(checked)]
     parts += ["", "## What is not checked", "", *_not_checked(records)]
@@ -123,30 +123,32 @@ def _opening(checked: list[dict[str, Any]]) -> str:
     return f"""\
 # The zoo
 
-hookline gives the same as torch hooks placed by hand on {len(checked):,} networks that nobody here wrote: one
-configuration for each class or entry point of these packages, with at most 30 M parameters, on a CPU. The hooks
-by hand share no code with hookline. `make zoo` runs the comparison, hours long, and writes this page.
+What hookline reads, edits and differentiates in networks of other libraries is compared with torch hooks placed by
+hand, which share no code with it. So far these are {len(checked):,} networks: one configuration for each class or entry
+point, with at most 30 M parameters, on a CPU. Modules of `torch.nn` stand between two others. `make zoo` runs the
+comparison, which takes hours, and writes this page.
 
 For each network:
 
 - The wrapper without hooks gives the same bits as the network.
-- A full cache has what left every module, at every call, bit by bit, and so does one of every other tensor that a
-  module takes or returns ({values:,} values).
+- A cache has what entered and left every module, at every call, bit by bit, and every other tensor among its
+  arguments and results ({values:,} values).
 - Edits at random inputs and outputs of modules without children, returned and in place, with and without gradients,
   give the same output, and leave the same in inputs, parameters, buffers and the random numbers ({edits:,} edits).
 - Gradients at every module, and backward hooks at random ones that read or edit, are those of tensor hooks
-  ({gradients:,} gradients). Readers change no bit of the parameters' gradients, where hooks by hand do not; other
-  gradients agree within rounding, because they may be added in another order.
-- Training mode gives the same, with the same seed, random numbers and updated statistics.
-- Copies and pickles of the wrapper compute the same; nothing of ours is left on any module, nothing else is changed.
+  ({gradients:,} gradients). They agree within rounding, because torch may add them in another order; a hook that
+  reads changes no bit of the parameters' gradients, where none by hand does.
+- Training mode gives the same, with the same seed: outputs, statistics, the random numbers.
+- Copies and pickles of the wrapper compute the same. Nothing of ours is left on any module, and nothing else is
+  changed.
 """
 
 
 def _cost(checked: list[dict[str, Any]]) -> str:
     timed = sum("cache" in record.get("cost", {}) for record in checked)
     return f"""\
-“One hook” and “full cache” are medians of the time of a run with one reading hook, and with a cache of every module,
-relative to the bare forward pass, over the {timed:,} networks whose forward pass takes more than 5 ms."""
+“One hook” and “full cache” are medians of the time of a run with one hook that reads, and with a cache of every
+module, relative to the bare forward pass, where that takes more than 5 ms ({timed:,} of them)."""
 
 
 def _disagreements(checked: list[dict[str, Any]]) -> list[str]:

@@ -11,6 +11,7 @@ import fnmatch
 import importlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -30,6 +31,7 @@ FIRST = ("torch_nn", "e3nn", "demucs", "torch_geometric", "x_transformers", "vit
 LAST = ("segmentation_models_pytorch", "open_clip", "torchvision", "timm")
 """Packages of large ones."""
 OTHERS = [path.stem for path in sorted((HERE / "catalog").glob("*.py")) if path.stem not in ("__init__", *FIRST, *LAST)]
+README, NUMBER = HERE.parents[1] / "README.md", r"[\d,]+ networks"
 PACKAGES = [*FIRST, *OTHERS, *LAST]
 MEMORY = 12 << 30
 """Bytes of addresses that a network may take; torch itself takes about four."""
@@ -164,7 +166,9 @@ def main() -> None:
     parser.add_argument("--part", type=int, default=0, help="which part of the networks, for several processes")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--report", type=Path, help="write the page about the results there")
+    parser.add_argument(
+        "--report", type=Path, help="write the page about the results there, and its number into the README"
+    )
     parser.add_argument("--only-report", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -182,7 +186,10 @@ def main() -> None:
 
     print(report.table(latest(arguments.results)))
     if arguments.report:
-        arguments.report.write_text(report.page(latest(arguments.results)))
+        page = report.page(latest(arguments.results))
+        arguments.report.write_text(page)
+        number = re.findall(NUMBER, page)[0]
+        README.write_text(re.sub(NUMBER, number, README.read_text()))
     if unexplained := report.unexplained(latest(arguments.results)):
         sys.exit(f"{len(unexplained)} networks disagree: {', '.join(unexplained[:8])}")
 
