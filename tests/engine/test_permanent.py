@@ -1,11 +1,13 @@
 """Hooks that stay from run to run."""
 
 import gc
+import random
 import sys
 import warnings
 import weakref
 
 import pytest
+import tiny_models
 import torch
 from networks import Lazy, fill, hook_count, zero
 from torch import nn
@@ -13,6 +15,7 @@ from torch import nn
 import hookline
 from hookline import HooklineError, NeverFiredWarning
 from hookline.engine.calls import Count
+from hookline.hooks import LayerActivationDetector
 
 
 def test_standing_and_permanent_hooks(net, x) -> None:
@@ -199,6 +202,69 @@ def test_the_cost_of_adding_a_hook_does_not_depend_on_how_many_there_are() -> No
             sys.setprofile(None)
         counts.append(len(calls))
     assert sum(counts[-10:]) < 1.5 * sum(counts[10:20])
+
+
+@pytest.mark.parametrize("names", [["{}"], ["{}.input", "{}.input", "{}"]])
+def test_the_cost_of_removing_a_hook_or_of_another_at_its_module_does_not_depend_on_how_many_there_are(names) -> None:
+    net = hookline.hook(nn.Sequential(*[nn.Linear(4, 4) for _ in range(60)]))
+
+    def cost(act):
+        calls = []
+        sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+        return len(calls)
+
+    undo: list = []
+    places = [name.format(number) for number in range(60) for name in names]
+    added = [cost(lambda place=place: undo.append(net.add_hook(place, lambda h: None))) for place in places]
+    assert sum(added[-10:]) < 1.5 * sum(added[10:20])
+    removed = [cost(each) for each in undo[:-5]]
+    assert sum(removed[10:20]) < 1.5 * sum(removed[-10:])
+
+
+def test_hooks_that_are_added_and_removed_leave_what_the_others_need() -> None:
+    """Each with what it needs: a copy before a module that works in place, the input for a norm's scale, and so on."""
+    whole, gone = (hookline.hook(tiny_models.causal_lm("gpt2")) for _ in range(2))
+    gone.module.load_state_dict(whole.module.state_dict())
+    per_head = ("attn_in", "mlp_in", "q_input", "k_input", "v_input")  # not in a layer whose norm is edited too
+    names = [
+        name for name in whole.hook_dict if name.startswith(("blocks.0", "blocks.1.attn", "blocks.1.hook", "ln_final"))
+    ]
+    names = [name for name in names if not (name.startswith("blocks.0") and name.endswith(per_head))]
+    names += ["transformer.h.0.mlp.act", "transformer.h.0.mlp.act.input", "transformer.h.0.input"]
+    chance, ids = random.Random(0), torch.tensor([[3, 4, 5]])
+    added: list = []
+    for _ in range(400):
+        if added and chance.random() < 0.48:
+            added.pop(chance.randrange(len(added)))[2]()
+        else:
+            name, factor = chance.choice(names), chance.choice([0.9, 1.1])
+            added.append((name, factor, gone.add_hook(name, lambda x, factor=factor: x * factor)))
+        if chance.random() < 0.1:
+            hooks = [(name, lambda x, factor=factor: x * factor) for name, factor, _ in added]
+            with torch.no_grad():
+                assert torch.equal(gone(ids), whole.run_with_hooks(ids, fwd_hooks=hooks))
+            steps = gone._points.permanent.steps
+            assert steps.keys() == gone._points.permanent.actions_at.keys() == gone._points.permanent._tapped.keys()
+            count = len(gone._points.permanent.actions)
+            gone._points.permanent.refresh()  # settles all of them
+            assert len(gone._points.permanent.actions) == count
+    for *_, remove in added:
+        remove()
+    assert not gone._points.permanent.actions
+
+
+def test_a_disabled_hook_that_is_left_keeps_nothing_on_the_modules() -> None:
+    net = hookline.hook(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    detector = LayerActivationDetector("0")
+    net.registry.register_hook("0", detector)
+    remove = net.add_hook("1", lambda h: h * 2)
+    detector.disable()
+    remove()
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in net.module.modules())
 
 
 def test_hooks_added_one_by_one_act_like_those_of_one_run() -> None:

@@ -297,11 +297,11 @@ class Send(Action):
 
     def __init__(self, module: nn.Module, tap: Tap, *, copies: bool) -> None:
         super().__init__()
-        self.module, self.tap, self._copies = module, tap, copies
+        self.module, self.tap, self.copies = module, tap, copies
 
     def __call__(self, value: Any) -> Any:
         """Return the arguments to call the module with."""
-        if self._copies:
+        if self.copies:
             value = map_tensors(value, lambda x: copy_of(x, x))
         return value if value is call_arguments.given else noted_sent(self.module, call_arguments.given, value)
 

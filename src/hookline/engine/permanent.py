@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Self, cast
 from weakref import WeakKeyDictionary, WeakMethod, finalize, ref
@@ -13,7 +14,7 @@ from hookline.engine import compiling
 from hookline.engine.actions import Action, Agree, Compare, bounds
 from hookline.engine.blocks import surely
 from hookline.engine.calls import Calls, Count, running_modules
-from hookline.engine.derived import Send, with_needs
+from hookline.engine.derived import Effect, Send, with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.passes import current
 from hookline.engine.reports import missed_by
@@ -68,7 +69,9 @@ class PermanentHooks(Schedule):
         self._is_settled = True
         self._joined: dict[HookAction, None] = {}
         self._tapped: dict[Tap, nn.Module] = {}
-        self._places: set[object] = set()
+        self._places: dict[object, Action] = {}
+        self._users: Counter[object] | None = None
+        """How many hooks need each of the other actions; None until it is asked for."""
         self.past_errors: list[HookError] = []
         """Skipped errors of registered hooks that were removed."""
         self._user: _User | None = None
@@ -124,7 +127,12 @@ class PermanentHooks(Schedule):
 
     def _remove(self, unwanted: Callable[[HookAction], bool]) -> None:
         with compiling.tracing_lock(), lock:
-            self._change([hook for hook in self.hooks() if not unwanted(hook)])
+            removed = dict.fromkeys(filter(unwanted, self._hooks))
+            is_shrinking = self._is_settled
+            self._is_settled = False
+            self._hooks = [hook for hook in self._hooks if hook not in removed]
+            self._is_settled = is_shrinking and self._shrink(removed)
+            self.settle()
 
     def refresh(self) -> None:
         """A hook was enabled or disabled: disabled ones are taken off the modules."""
@@ -155,13 +163,36 @@ class PermanentHooks(Schedule):
         if not self.actions or self.root() in processes:
             return False
         needed = with_needs([hook for hook in hooks if hook.registration.is_enabled()])
-        if any(type(action) is Send and _place(action) in self._places for action in needed):
-            return False  # one of the two may have to copy
+        known = [(action, self._places.get(_place(action))) for action in needed if isinstance(action, Send)]
+        if any(isinstance(other, Send) and other.copies < action.copies for action, other in known):
+            return False  # the one that is there does not copy, and now has to
         new = [action for action in needed if _place(action) not in self._places]
         self._join(hooks)
         self.extend(new)
-        self._places.update(map(_place, new))
+        self._places |= {_place(action): action for action in new}
+        if self._users is not None:
+            self._users.update(_helper_places(hook for hook in hooks if hook in self._places))
         self._hook_taps({action.tap: action.module for action in new})
+        return True
+
+    def _shrink(self, removed: Iterable[HookAction]) -> bool:
+        """Detach hooks that were removed from settled ones. Returns whether that was all: see `_grow`."""
+        if all(hook not in self._places for hook in self._hooks):
+            return False  # no hook is left that acts: nothing stays on the modules
+        if self.root() in processes or self._helpers_in_use():
+            return False
+        gone = [hook for hook in removed if hook in self._places]
+        if self._users is None:
+            self._users = Counter(_helper_places([hook for hook in (*self._hooks, *gone) if hook in self._places]))
+        left = Counter(_helper_places(gone))
+        self._users.subtract(left)
+        if any(isinstance(send := self._places[place], Send) and send.copies and self._users[place] for place in left):
+            return False  # perhaps only the removed one had to copy
+        places = [*gone, *(place for place in left if not self._users[place])]
+        actions = dict.fromkeys(self._places.pop(place) for place in places)
+        self._leave(removed)
+        self.discard(actions)
+        self._release_taps(tap for tap in {action.tap for action in actions} if tap not in self.actions_at)
         return True
 
     def settle(self) -> None:
@@ -185,7 +216,8 @@ class PermanentHooks(Schedule):
             places = {_place(each) for each in helpers}
             actions = [*helpers, *(each for each in actions if _place(each) not in places)]
             self.set(actions)
-            self._places = {*map(_place, actions)}
+            self._users = None
+            self._places = {_place(action): action for action in actions}
             self._settle_taps({action.tap: action.module for action in actions})
             if self._user is None:
                 self._user = _User()
@@ -202,12 +234,15 @@ class PermanentHooks(Schedule):
 
     def _settle_hooks(self) -> None:
         hooks = dict.fromkeys(self._hooks)
-        for hook in [joined for joined in self._joined if joined not in hooks]:
+        self._leave([joined for joined in self._joined if joined not in hooks])
+        self._join(hooks)
+
+    def _leave(self, hooks: Iterable[HookAction]) -> None:
+        for hook in hooks:
             hook.registration.leave(self)
             errors = hook.errors if hook.registration.id is not None else []
             self.past_errors += [error for error in errors if error not in self.past_errors]
-            del self._joined[hook]
-        self._join(hooks)
+            self._joined.pop(hook, None)
 
     def _join(self, hooks: Iterable[HookAction]) -> None:
         for hook in hooks:
@@ -216,11 +251,13 @@ class PermanentHooks(Schedule):
 
     def _settle_taps(self, wanted: dict[Tap, nn.Module]) -> None:
         self._hook_taps(wanted)
-        for tap, module in list(self._tapped.items()):
-            if tap not in wanted:
-                tap.permanent = tuple(other for other in tap.permanent if other is not self)
-                tap.release(module, self)
-                self._tapped.pop(tap, None)
+        self._release_taps([tap for tap in self._tapped if tap not in wanted])
+
+    def _release_taps(self, taps: Iterable[Tap]) -> None:
+        for tap in taps:
+            tap.permanent = tuple(other for other in tap.permanent if other is not self)
+            tap.release(self._tapped[tap], self)
+            self._tapped.pop(tap, None)
 
     def _hook_taps(self, wanted: dict[Tap, nn.Module]) -> None:
         for tap, module in wanted.items():
@@ -232,7 +269,16 @@ class PermanentHooks(Schedule):
 
 def _place(action: Action) -> object:
     """Actions of one kind at one place do the same; each hook does something of its own."""
-    return action if isinstance(action, HookAction) else (type(action), action.tap, getattr(action, "site", None))
+    if isinstance(action, HookAction):
+        return action
+    what = action.consequence if isinstance(action, Effect) else getattr(action, "site", None)
+    return type(action), action.tap, what
+
+
+def _helper_places(hooks: Iterable[HookAction]) -> Iterator[object]:
+    """The places of the actions that each of these hooks needs beside it."""
+    for hook in hooks:
+        yield from {_place(action) for action in with_needs([hook]) if action is not hook}
 
 
 def keep(hooks: Sequence[tuple[HookPoint, HookAction]]) -> Callable[[], None]:

@@ -76,6 +76,17 @@ class Schedule:
             steps[tap] = arrange(actions_at[tap])
         self.steps, self.actions_at, self.actions = steps, actions_at, [*self.actions, *actions]
 
+    def discard(self, actions: Mapping[Action, object]) -> None:
+        """Take away some of its actions: the opposite of `extend`."""
+        actions_at, steps = self.actions_at.copy(), self.steps.copy()
+        for tap in {action.tap for action in actions}:
+            actions_at[tap] = [action for action in actions_at[tap] if action not in actions]
+            steps[tap] = arrange(actions_at[tap])
+            if not actions_at[tap]:
+                del actions_at[tap], steps[tap]
+        self.steps, self.actions_at = steps, actions_at
+        self.actions = [action for action in self.actions if action not in actions]
+
 
 active: ContextVar[tuple[Schedule, ...]] = ContextVar("hookline_active", default=())
 """The runs of this thread or task, outermost first."""
