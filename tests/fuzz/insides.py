@@ -109,7 +109,7 @@ class LanguagePass(Pass):
         path = first_path(module, "input", self.given[name])
         assert path is not None
         x = at(self.given[name], path)
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = x if isinstance(module, nn.LayerNorm) and x.dtype == torch.float64 else x.float()  # as the model's code
         kind = type(module).__name__
         is_rms = "RMS" in kind
         centered = wide if is_rms else wide - wide.mean(-1, keepdim=True)
@@ -148,8 +148,8 @@ class LanguagePass(Pass):
         module = next(module for module in self.root.modules() if self.name_of.get(id(module)) in self._paths())
         modeling: Any = sys.modules[type(module).__module__]
         fused, eager = ALL_ATTENTION_FUNCTIONS["sdpa"], modeling.eager_attention_forward
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = self._by_hand(fused)
-        modeling.eager_attention_forward = self._by_hand(eager)
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = self._by_hand(fused, is_eager=False)
+        modeling.eager_attention_forward = self._by_hand(eager, is_eager=True)
         try:
             yield
         finally:
@@ -158,7 +158,7 @@ class LanguagePass(Pass):
     def _paths(self) -> set[str]:
         return {path for path, inside in self.insides if inside in ATTENTION}
 
-    def _by_hand(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _by_hand(self, original: Callable[..., Any], *, is_eager: bool) -> Callable[..., Any]:
         def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
             name = self.name_of[id(module)]
             if name not in self._paths():
@@ -167,7 +167,7 @@ class LanguagePass(Pass):
             key = self._turned("rot_k", name, key)
             if not self.insides & {(name, "scores"), (name, "pattern")}:
                 return original(module, query, key, value, mask, **options)
-            output = self._written_out(module, name, (query, key, value, mask), options)
+            output = self._written_out(module, name, (query, key, value, mask), options, is_eager=is_eager)
             if self.changed & {(name, "scores"), (name, "pattern")}:
                 return output, None
             return original(module, query, key, value, mask, **options)
@@ -180,7 +180,9 @@ class LanguagePass(Pass):
         new = self.act(name, kind, shown)
         return x if new is shown else new.transpose(1, 2)
 
-    def _written_out(self, module: Any, name: str, given: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    def _written_out(
+        self, module: Any, name: str, given: tuple[Any, ...], options: dict[str, Any], *, is_eager: bool
+    ) -> Tensor:
         query, key, value, mask = given
         groups = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
@@ -195,10 +197,14 @@ class LanguagePass(Pass):
         elif is_causal and query.shape[2] > 1:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
         scores = self.act(name, "scores", scores, still_masked)
-        wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
-        pattern = scores.softmax(-1, dtype=wide).to(query.dtype)
+        wide = torch.float32 if is_eager or scores.dtype != torch.float64 else torch.float64
+        pattern = scores.softmax(-1, dtype=wide)
+        if not is_eager:  # as fused kernels do, also where all is masked
+            pattern = pattern.masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0)
+        if not is_eager or type(module).__name__ == "GPT2Attention":
+            pattern = pattern.to(query.dtype)
         pattern = self.act(name, "pattern", pattern)
-        return (pattern @ value).transpose(1, 2).contiguous()
+        return (pattern.to(query.dtype) @ value).transpose(1, 2).contiguous()
 
 
 def still_masked(before: Tensor, after: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import tiny_vision
 import torch
 from fuzz.program import Language, Run
 from torch import Tensor, nn
+from transformers.utils import logging
 
 FAMILIES = {
     "causal": tuple(tiny_models.CAUSAL),
@@ -31,6 +32,7 @@ def build(network: Language) -> nn.Module:
 def built(kind: str, family: str, dtype: str, attention: str) -> nn.Module:
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
+        logging.set_verbosity_error()
         makers = {
             "causal": tiny_models.causal_lm,
             "encoder": tiny_models.encoder,
