@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fuzz import ways
 from fuzz.library import Library, read_at
 from fuzz.oracle import Observed
 from fuzz.program import Language, Program, Run, runs
@@ -47,7 +48,16 @@ def is_in_full_cache(program: Program) -> bool:
     )
 
 
+def has_hooks(program: Program) -> bool:
+    """Whether a run has hooks of its own."""
+    return any(run.hooks or run.gradients for run in runs(program))
+
+
 EXECUTORS = (
     Executor("uncompiled", lambda program: True, of(Library)),
     Executor("deferred", is_in_full_cache, of(Deferred)),
+    Executor("nested", has_hooks, of(ways.Nested)),
+    Executor("added", has_hooks, of(ways.Added)),
+    Executor("again", lambda program: True, ways.again),
+    Executor("threads", ways.is_for_threads, ways.in_two_threads),
 )

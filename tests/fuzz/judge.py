@@ -16,6 +16,7 @@ from torch import nn
 import hookline
 
 REFUSALS = (
+    r"was removed or disabled between the forward pass and the backward pass, which recomputes",  # docs/hooks.md
     r"is for one call of its module .* recomputed by a checkpoint",  # calls have no number there (docs/hooks.md)
     r"neuron= indexes the last axis, and .* as of an image",  # docs/hook-objects.md
     r"positions at .* are ambiguous",  # sequence-first modules (docs/hook-objects.md)
