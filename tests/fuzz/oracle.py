@@ -229,7 +229,7 @@ class Pass:
                 self.outside.append(changed)
             if changed.is_inference():
                 with torch.inference_mode(False):  # torch then counts what the module writes to it
-                    changed = changed.clone()
+                    changed = clone(changed)
             is_users = not x.requires_grad and any(same_memory(x, own) for own in self.outside)
             self.sent[name, self.running[name][-1]].append(sent(x, changed, is_users))
         for other, tensor in list(tensors(value)):

@@ -79,6 +79,16 @@ REGRESSIONS: tuple[tuple[str, str, Program], ...] = (
         ),
     ),
     (
+        "the gradient at an in-place module was lost if it got the edited input of a module around it",
+        "uncompiled",
+        Program(
+            Plain(
+                (("m1", "nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))"),), ("v2 = self.m1(x)", "return v2"), X
+            ),
+            (Run((Hook(at("m1", "input"), "half"),), (Gradient(at("m1.1")),), mode="grad"),),
+        ),
+    ),
+    (
         "a gradient that begins inside a checkpointed region made torch raise CheckpointError",
         "uncompiled",
         Program(

@@ -265,7 +265,7 @@ def _viewed_alike(view: Tensor, new: Tensor, old: Tensor) -> Tensor:
         return view
     offset = view.storage_offset() - new.storage_offset() + old.storage_offset()
     base = old if view.requires_grad else old.detach()
-    return base.as_strided(view.shape, view.stride(), offset)
+    return _leading_to(view, base.as_strided(view.shape, view.stride(), offset))
 
 
 _HERE = str(Path(__file__).parent)
