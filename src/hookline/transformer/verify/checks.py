@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hookline.engine.cache import ActivationCache
 from hookline.engine.lenses import Chain
+from hookline.engine.order import Kind
 from hookline.errors import NeverFiredWarning
 from hookline.transformer.verify.probe import Layer, Probe
 
@@ -66,12 +67,12 @@ def _effect(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
 def _gradient(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """Compare with the gradient of a tensor that is added to the activation.
 
-    The inside of attention is compared by itself: an edit there makes torch leave the fused kernel, which rounds
+    Scores and patterns are compared by themselves: an edit there makes torch leave the fused kernel, which rounds
     differently, and the gradients of some norms' denominators are sums of which rounding is all that remains.
     """
     hook_dict = probe.model.hook_dict
-    for is_inner in (False, True):
-        some = [name for name in names if hook_dict[name].site.kind.is_inner == is_inner]
+    for is_in_kernel in (False, True):
+        some = [name for name in names if (hook_dict[name].site.kind in (Kind.SCORES, Kind.PATTERN)) == is_in_kernel]
         if some:
             yield from _gradient_of(probe, some)
 
@@ -90,8 +91,11 @@ def _gradient_of(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
 
     with torch.enable_grad():
         logits = probe.model.run_with_hooks(**probe.inputs, fwd_hooks=[(name, add) for name in names])
+        if not added:
+            return
         own = torch.autograd.grad(loss(logits), list(added.values()), allow_unused=True)
-        _, cache = probe.cache(names, incl_bwd=True, loss_fn=loss)
+        is_reached = any(gradient is not None for gradient in own)
+        cache = probe.cache(names, incl_bwd=True, loss_fn=loss)[1] if is_reached else {}
     for name, gradient in zip(added, own, strict=True):
         if gradient is None or f"{name}_grad" not in cache:
             yield name, "no gradient reaches it"
