@@ -19,6 +19,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens.toys import MID, with_toy_points
+from hookline.engine.calls import as_part_of_the_model
 from hookline.engine.delegate import Delegate, original
 from hookline.engine.order import Kind
 from hookline.engine.permanent import PermanentHooks
@@ -252,9 +253,10 @@ class Splice:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The module's output for the activation."""
-        if self.path.endswith("attn.o.hook_in"):  # in TransformerLens, the heads side by side, unlike hook_z
-            return self.module(x.flatten(2)).view_as(x)
-        return self.module(x)
+        with as_part_of_the_model():
+            if self.path.endswith("attn.o.hook_in"):  # in TransformerLens, the heads side by side, unlike hook_z
+                return self.module(x.flatten(2)).view_as(x)
+            return self.module(x)
 
 
 class Reroute:
