@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from fuzz import changes
+from fuzz import changes, language_runs
 from fuzz.oracle import Observed, attach_torch_hook
 from fuzz.program import Add, Attach, Enter, Gradient, Hook, Language, Leave, Place, Program, Remove, Run
 from fuzz.subject import Subject, quietly
@@ -113,8 +113,13 @@ class Library:
 
     def call(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
         """A pass of the network, in the way of this executor."""
+        if "does" in dict(run.options):
+            return language_runs.with_library(self, run, kept, kwargs)
+        return self.passed(run, kept, args, kwargs)
+
+    def passed(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
         fwd, bwd = pairs(run.hooks), received(run.gradients, kept)
-        kwargs = kwargs | self.options()
+        kwargs = self.options() | kwargs
         if run.reads is None:
             return self.net.run_with_hooks(*args, fwd_hooks=fwd, bwd_hooks=bwd, **kwargs)
         with self.net.hooks(fwd_hooks=fwd, bwd_hooks=bwd):
