@@ -86,15 +86,13 @@ def _written(module: Any, run: Run, passing: LanguagePass, kwargs: dict[str, Any
 
 def with_library(library: Library, run: Run, kept: Observed, kwargs: dict[str, Any]) -> Any:
     """What a run returns."""
-    from fuzz.library import pairs  # which calls this
-
     options, net = dict(run.options), library.net
     does = options["does"]
     if does in RESULTS:
         output = library.passed(run, kept, (), {"return_type": does, **kwargs})
         return {"logits": output[0], "loss": output[1]} if does == "both" else {does: output}
     names = [place.name for place in run.reads or ()]
-    with net.hooks(fwd_hooks=pairs(run.hooks)):
+    with library.hooked(run, kept):
         match does:
             case "cache":
                 library.keep(run, net.cache(**kwargs, names_filter=names), kept)

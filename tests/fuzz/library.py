@@ -118,12 +118,20 @@ class Library:
         return self.passed(run, kept, args, kwargs)
 
     def passed(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
-        fwd, bwd = pairs(run.hooks), received(run.gradients, kept)
+        """A pass, with the hooks of the run."""
         kwargs = self.options() | kwargs
         if run.reads is None:
+            fwd, bwd = pairs(run.hooks), received(run.gradients, kept)
             return self.net.run_with_hooks(*args, fwd_hooks=fwd, bwd_hooks=bwd, **kwargs)
-        with self.net.hooks(fwd_hooks=fwd, bwd_hooks=bwd):
+        with self.hooked(run, kept):
             return self.cached(run, kept, args, kwargs)
+
+    def hooked(self, run: Run, kept: Observed) -> AbstractContextManager[Any]:
+        """A context with the hooks of a run."""
+        context: AbstractContextManager[Any] = self.net.hooks(
+            fwd_hooks=pairs(run.hooks), bwd_hooks=received(run.gradients, kept)
+        )
+        return context
 
     def cached(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
         """A pass with a cache, under hooks that are open."""
