@@ -17,6 +17,7 @@ from fuzz import languages
 from fuzz.oracle import Acting, Observed, Pass, clone
 from fuzz.program import Gradient, Place, Run
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from zoo.oracle import at, first_path, replaced
 
@@ -45,6 +46,10 @@ class LanguagePass(Pass):
         """A module, and the tensor that it gets instead of its own."""
         self.stops: str | None = None
         """The module before which the run ends."""
+        self.prompt: Tensor | None = None
+        """The mask of the prompt, if a text is written."""
+        self.columns = 0
+        """How many tokens have run through the model."""
         self.steps: list[Observed] = []
         """What was read in the passes of a generation that are over."""
         self.name_of = {id(module): name for name, module in root.named_modules()}
@@ -81,6 +86,9 @@ class LanguagePass(Pass):
         self.calls = Counter({"": 1})
         ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
         text = None
+        if self.prompt is not None and isinstance(ids, Tensor):
+            self.columns += ids.shape[1]
+            mask = functional.pad(self.prompt, (0, self.columns - self.prompt.shape[1]), value=1)
         if isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.ndim == 2:
             text = languages.text(mask, ids.shape[1])
         for acting in self.edits:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from fuzz import classic, language_runs, languages
+from fuzz import classic, compiled, language_runs, languages
 from fuzz.generate import Generator, Sight, sights
 from fuzz.program import Gradient, Hook, Language, Place, Program, Run, Step
 from fuzz.subject import InvalidError, Subject, quietly
@@ -29,6 +29,8 @@ def language(choose: random.Random) -> Language:
     kind = choose.choice(languages.FAMILIES[family])
     if family == "causal" and choose.random() < 0.6:
         kind = choose.choice(COMMON)
+    if choose.random() < 0.15:
+        family, kind = "causal", choose.choice(compiled.KINDS)
     return Language(
         kind,
         family,
@@ -73,13 +75,14 @@ class LanguageGenerator(Generator):
         super().__init__(choose, seen, set(), subject.module)
         self.network = subject.network
         self.classic: list[Sight] = []
+        self.is_for_graphs = False
         self.network_layers = getattr(subject.module.config, "num_hidden_layers", 0)
         takes_mask = "attention_mask" in inspect.signature(subject.module.forward).parameters
         self.can_pad = self.network.family in ("causal", "encoder") and takes_mask
 
     def place(self, *, floats: bool = False) -> Sight:
         """A point: a classic one mostly, where the oracle knows them."""
-        if self.classic and self.choose.random() < 0.8:
+        if self.classic and (self.is_for_graphs or self.choose.random() < 0.8):
             return self.choose.choice(self.classic)
         return super().place(floats=floats)
 
@@ -90,10 +93,21 @@ class LanguageGenerator(Generator):
         hook = super().edit(seen)
         where = dict(hook.where)
         where.pop("pos", None)
-        has_positions = len(seen.shape) == 3 and seen.shape[:2] == (languages.BATCH, languages.LENGTH)
+        if seen.place.heads and self.choose.random() < 0.6:
+            where["head"] = (self.choose.randrange(seen.shape[2]),)
+        has_positions = len(seen.shape) in (3, 4) and seen.shape[:2] == (languages.BATCH, languages.LENGTH)
         if has_positions and self.can_pad and self.choose.random() < 0.5:
             where["pos"] = (self.choose.choice(POSITIONS),)
         return replace(hook, where=tuple(where.items()))
+
+    def hook(self) -> Hook:
+        """A hook; in a program for graphs an edit as data, which compiles nothing."""
+        if not self.is_for_graphs:
+            return super().hook()
+        seen = self.place()
+        while seen.shape[-1] % languages.LENGTH == 0:
+            seen = self.place()
+        return self.edit(seen)
 
     def gradient(self) -> Gradient | None:
         """A backward hook that leaves a gradient of zero as it is: behind a constant there is none to change."""
@@ -101,6 +115,8 @@ class LanguageGenerator(Generator):
         return None if gradient is None else replace(gradient, change=self.choose.choice(BACKWARD))
 
     def run(self) -> Run:
+        if self.is_for_graphs:
+            return self.compiled_run()
         run = super().run()
         if run.reads == "all" and not self.network.as_module:
             places = [self.place().place for _ in range(self.choose.randint(2, 8))]
@@ -109,6 +125,20 @@ class LanguageGenerator(Generator):
         if self.classic and self.choose.random() < 0.6:
             return self.done(run, options)
         return replace(run, options=tuple(options.items()))
+
+    def compiled_run(self) -> Run:
+        """A run that may be compiled: no gradients, one size of batch, and always the same reads."""
+        choose, options = (
+            self.choose,
+            dict[str, Any](does=self.choose.choice(("logits", "logits", "generate", "stream"))),
+        )
+        if choose.random() < 0.3:
+            options["length"] = choose.choice((6, 8, 11))
+        if choose.random() < 0.4:
+            options["padding"] = "left" if options["does"] != "logits" else choose.choice(("left", "right"))
+        hooks = tuple(self.hook() for _ in range(choose.choice((0, 1, 2, 3))))
+        mode = choose.choice(("no_grad", "no_grad", "inference"))
+        return Run(hooks, mode=mode, seed=choose.randrange(100), options=tuple(options.items()))
 
     def done(self, run: Run, options: dict[str, Any]) -> Run:
         """A run that does something else than return the model's own output."""
@@ -144,9 +174,12 @@ class LanguageGenerator(Generator):
 
     def steps(self) -> tuple[Step, ...]:
         """As in any network; or one run of some layers."""
-        if self.classic and self.choose.random() < 0.08:
+        if self.classic and not self.is_for_graphs and self.choose.random() < 0.08:
             return (self.of_layers(),)
-        return super().steps()
+        if not self.is_for_graphs:
+            return super().steps()
+        last = Run(seed=1, options=(("does", "logits"),))
+        return tuple(last if step == Run(seed=1) else step for step in super().steps())
 
     def options(self) -> dict[str, Any]:
         """Sizes and padding of a batch."""
@@ -172,5 +205,8 @@ def language_program(seed: int) -> tuple[Program, Subject]:
             if not network.as_module and choose.random() < 0.8:
                 with quietly():
                     generator.classic = list(classic_sights(network))
+                if network.kind in compiled.KINDS and choose.random() < 0.6:
+                    generator.is_for_graphs = True
+                    generator.classic = [seen for seen in generator.classic if not seen.place.inside]
             return Program(network, generator.steps()), subject
     raise InvalidError(f"seed {seed}: no model of 50 runs")

@@ -76,6 +76,7 @@ def stream(subject: Subject, run: Run, shape: torch.Size) -> Tensor:
 def _written(module: Any, run: Run, passing: LanguagePass, kwargs: dict[str, Any]) -> Any:
     ids = kwargs["input_ids"]
     given = {"attention_mask": torch.ones_like(ids), **kwargs}
+    passing.prompt = given["attention_mask"]
     if run.reads and any(place.name.startswith("unembed") for place in run.reads):
         given["logits_to_keep"] = 0  # of the prompt, generate asks for the last ones only
     text = module.generate(**given, max_new_tokens=NEW, do_sample=False)
