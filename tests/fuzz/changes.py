@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,15 +115,23 @@ def unit(x: Tensor) -> Tensor:
     return ramp(x) / ramp(x).norm()
 
 
-def edited(x: Tensor, change: str, where: dict[str, Any], text: Tensor | None = None) -> Tensor:
+class Text(NamedTuple):
+    """Where the tokens of a batch are: the position in its text of each [row, column], -1 for padding."""
+
+    positions: Tensor
+    lengths: Tensor
+
+
+def edited(x: Tensor, change: str, where: dict[str, Any], text: Text | None = None) -> Tensor:
     """What an edit as data makes of an activation; `where` holds indices that act on axes 1, 2 and -1.
 
-    In a padded batch `text` is True where the tokens of each row are, among which positions count.
+    Positions count in the text, if it is said where that is.
     """
     inside = torch.ones(x.shape, dtype=torch.bool)
-    if text is not None and "pos" in where:
-        rows = [columns.nonzero().flatten()[list(where["pos"])] for columns in text]
-        chosen = torch.stack([torch.zeros(x.shape[1], dtype=torch.bool).index_fill(0, row, True) for row in rows])
+    if text is not None and where.get("pos") is not None:
+        asked = torch.tensor(where["pos"])
+        asked = torch.where(asked < 0, asked + text.lengths[:, None], asked)
+        chosen = (text.positions[..., None] == asked[:, None]).any(-1)
         inside = inside & chosen.view(*chosen.shape, *[1] * (x.ndim - 2))
         where = {**where, "pos": None}
     for name, axis in (("pos", 1), ("head", 2), ("neuron", -1)):

@@ -246,3 +246,17 @@ def other_names(place: Place) -> list[Place]:
     names = [name.format(layer) for name in DIALECTS.get(rest, ())]
     names = [f"blocks.{layer}.{name}" if "hook" in name else name for name in names]
     return [replace(place, name=name) for name in names]
+
+
+def layer_paths(network: Language, config: Any) -> list[str]:
+    """The paths of the layers, and of the norm behind them."""
+    row = ROWS[network.kind]
+    return [*[f"{row.layers}.{layer}" for layer in range(config.num_hidden_layers)], row.final]
+
+
+def layer_of(network: Language, place: Place, count: int) -> int:
+    """The layer in which a place is: -1 before the first one, as many as there are behind the last one."""
+    row = ROWS[network.kind]
+    if place.module.startswith(f"{row.layers}."):
+        return int(place.module.removeprefix(f"{row.layers}.").split(".")[0])
+    return count if place.module in (row.final, row.head) else -1

@@ -7,6 +7,7 @@ from typing import Any
 
 import devices
 import torch
+from fuzz import languages
 from fuzz.oracle import ANYTHING, Observed
 from fuzz.program import Language, Plain, Program, Run, hooks_of, runs
 from torch import Tensor
@@ -15,7 +16,7 @@ from zoo.oracle import distance, same_bits
 CLOSE = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 0.08}
 """How far gradients, and edits as data, may be from those by hand, relative to the largest value: both are added or
 rounded in another order. Functions and what is read must have the same bits."""
-INEXACT = ("gradient",)
+INEXACT = ("gradient", "output ('loss'")
 HOOKED_GRADIENT = re.compile(r"\d+ gradient \d+ \d+$")
 
 
@@ -78,6 +79,20 @@ def difference(
         actual = {name: value for name, value in actual.items() if not HOOKED_GRADIENT.match(name)}
     unexpected = [name for name in actual if extra and name not in expected and " cached " not in f" {name}"]
     return f"{unexpected[0]}: only with hookline" if unexpected else None
+
+
+def only_text(program: Program, observed: Observed) -> Observed:
+    """What was observed, with zeros at the padding of logits and of what was read."""
+    kept = dict(observed)
+    for name, x in observed.items():
+        index, _, what = name.partition(" ")
+        step = program.steps[int(index)]
+        if not isinstance(step, Run) or "padding" not in dict(step.options) or not isinstance(x, Tensor):
+            continue
+        mask = languages.mask_of(step)
+        if what.startswith(("output ('logits'", "read ")) and x.shape[:2] == mask.shape:
+            kept[name] = x.masked_fill(mask.view(*mask.shape, *[1] * (x.ndim - 2)) == 0, 0)
+    return kept
 
 
 def largest_gradient(observed: Observed, index: int) -> float:

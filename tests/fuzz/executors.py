@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fuzz import ways
+from fuzz import compiled, ways
 from fuzz.library import Library, read_at
 from fuzz.oracle import Observed
 from fuzz.program import Language, Program, Run, runs
@@ -19,6 +19,8 @@ class Executor(NamedTuple):
     takes: Callable[[Program], bool]
     run: Callable[[Subject, Program], Observed]
     is_exact: bool = True
+    only_text: bool = False
+    """Whether what is computed at the padding of a batch, which no token sees, may differ."""
 
 
 def of(library: type[Library]) -> Callable[[Subject, Program], Observed]:
@@ -59,5 +61,7 @@ EXECUTORS = (
     Executor("nested", has_hooks, of(ways.Nested)),
     Executor("added", has_hooks, of(ways.Added)),
     Executor("again", lambda program: True, ways.again),
+    # A graph is for a bucket of lengths: products of other sizes are rounded in another way.
+    Executor("compiled", compiled.is_compiled, of(compiled.Compiled), is_exact=False, only_text=True),
     Executor("threads", ways.is_for_threads, ways.in_two_threads),
 )

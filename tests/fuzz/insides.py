@@ -7,18 +7,29 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from fuzz.oracle import Acting, Pass, clone
+from fuzz import languages
+from fuzz.oracle import Acting, Observed, Pass, clone
 from fuzz.program import Gradient, Place, Run
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from zoo.oracle import at, first_path
+from zoo.oracle import at, first_path, replaced
 
 ATTENTION = ("rot_q", "rot_k", "scores", "pattern")
+
+
+class StoppedError(Exception):
+    """Ends a pass, with the tensor at which it ended."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.x = x
 
 
 class LanguagePass(Pass):
@@ -31,6 +42,16 @@ class LanguagePass(Pass):
         self.inner_reads = [place for place in reads if place.inside]
         self.insides = {(place.module, place.inside) for place in [*hooked, *reads] if place.inside}
         self.changed = {(place.module, place.inside) for place in hooked if place.inside}
+        self.entering: tuple[str, Tensor] | None = None
+        """A module, and the tensor that it gets instead of its own."""
+        self.stops: str | None = None
+        """The module before which the run ends."""
+        self.prompt: Tensor | None = None
+        """The mask of the prompt, if a text is written."""
+        self.columns = 0
+        """How many tokens have run through the model."""
+        self.steps: list[Observed] = []
+        """What was read in the passes of a generation that are over."""
         self.name_of = {id(module): name for name, module in root.named_modules()}
 
     @contextmanager
@@ -44,6 +65,47 @@ class LanguagePass(Pass):
                 yield
 
     def edited(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
+        if side == "input" and module is self.root:
+            self._begins(value[1])
+        if side == "input" and self.stops == name:
+            path = first_path(module, side, value)
+            assert path is not None
+            raise StoppedError(at(value, path))
+        if side == "input" and self.entering is not None and self.entering[0] == name:
+            path = first_path(module, side, value)
+            assert path is not None
+            value = replaced(value, path, self.entering[1])
+            edited = self._edited(module, name, side, value)
+            return value if edited is None else edited
+        return self._edited(module, name, side, value)
+
+    def _begins(self, kwargs: dict[str, Any]) -> None:
+        """A pass begins: calls are counted anew, and positions are those of its tokens."""
+        if self.steps or self.observed:
+            self.steps.append(self.ended())
+        self.calls = Counter({"": 1})
+        ids, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
+        text = None
+        if self.prompt is not None and isinstance(ids, Tensor):
+            self.columns += ids.shape[1]
+            mask = functional.pad(self.prompt, (0, self.columns - self.prompt.shape[1]), value=1)
+        if isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.ndim == 2:
+            text = languages.text(mask, ids.shape[1])
+        for acting in self.edits:
+            acting.text = text
+
+    def ended(self) -> Observed:
+        """What the last pass read."""
+        reads = {name: x for name, x in self.observed.items() if name.startswith("read ")}
+        self.observed = {name: x for name, x in self.observed.items() if name not in reads}
+        return reads
+
+    def joined(self) -> Observed:
+        """What all passes of a generation read, position after position."""
+        steps = [*self.steps, self.ended()]
+        return {name: torch.cat([step[name] for step in steps], 1) for name in steps[0]}
+
+    def _edited(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
         new = self._inner(module, name, side, value)
         edited = super().edited(module, name, side, value if new is None else new)
         return new if edited is None else edited

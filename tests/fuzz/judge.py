@@ -94,6 +94,8 @@ def judge(subject: Subject, program: Program, executor: Any, expected: Observed)
         return Verdict("fails", f"raises {type(error).__name__}: {error}"[:600])
     finally:
         subject.restore()
+    if executor.only_text:
+        expected, observed = (compare.only_text(program, each) for each in (expected, observed))
     unlike = compare.difference(program, expected, observed, exact=executor.is_exact)
     if unlike is not None:
         return settled(program, executor, unlike)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from fuzz import classic, languages
+from fuzz import classic, compiled, language_runs, languages
 from fuzz.generate import Generator, Sight, sights
-from fuzz.program import Gradient, Hook, Language, Program, Run
+from fuzz.program import Gradient, Hook, Language, Place, Program, Run, Step
 from fuzz.subject import InvalidError, Subject, quietly
 
 COMMON = (
@@ -29,6 +29,8 @@ def language(choose: random.Random) -> Language:
     kind = choose.choice(languages.FAMILIES[family])
     if family == "causal" and choose.random() < 0.6:
         kind = choose.choice(COMMON)
+    if choose.random() < 0.15:
+        family, kind = "causal", choose.choice(compiled.KINDS)
     return Language(
         kind,
         family,
@@ -61,6 +63,11 @@ def classic_sights(network: Language) -> tuple[Sight, ...]:
     )
 
 
+def is_by_position(place: Place) -> bool:
+    """Whether the activations of the passes of a generation can be put one behind another."""
+    return "hook" in place.name and place.inside not in ("scores", "pattern", "rot_k")
+
+
 class LanguageGenerator(Generator):
     """Random steps at the points of a model."""
 
@@ -68,12 +75,14 @@ class LanguageGenerator(Generator):
         super().__init__(choose, seen, set(), subject.module)
         self.network = subject.network
         self.classic: list[Sight] = []
+        self.is_for_graphs = False
+        self.network_layers = getattr(subject.module.config, "num_hidden_layers", 0)
         takes_mask = "attention_mask" in inspect.signature(subject.module.forward).parameters
         self.can_pad = self.network.family in ("causal", "encoder") and takes_mask
 
     def place(self, *, floats: bool = False) -> Sight:
         """A point: a classic one mostly, where the oracle knows them."""
-        if self.classic and self.choose.random() < 0.8:
+        if self.classic and (self.is_for_graphs or self.choose.random() < 0.8):
             return self.choose.choice(self.classic)
         return super().place(floats=floats)
 
@@ -84,10 +93,21 @@ class LanguageGenerator(Generator):
         hook = super().edit(seen)
         where = dict(hook.where)
         where.pop("pos", None)
-        has_positions = len(seen.shape) == 3 and seen.shape[:2] == (languages.BATCH, languages.LENGTH)
+        if seen.place.heads and self.choose.random() < 0.6:
+            where["head"] = (self.choose.randrange(seen.shape[2]),)
+        has_positions = len(seen.shape) in (3, 4) and seen.shape[:2] == (languages.BATCH, languages.LENGTH)
         if has_positions and self.can_pad and self.choose.random() < 0.5:
             where["pos"] = (self.choose.choice(POSITIONS),)
         return replace(hook, where=tuple(where.items()))
+
+    def hook(self) -> Hook:
+        """A hook; in a program for graphs an edit as data, which compiles nothing."""
+        if not self.is_for_graphs:
+            return super().hook()
+        seen = self.place()
+        while seen.shape[-1] % languages.LENGTH == 0:
+            seen = self.place()
+        return self.edit(seen)
 
     def gradient(self) -> Gradient | None:
         """A backward hook that leaves a gradient of zero as it is: behind a constant there is none to change."""
@@ -95,21 +115,81 @@ class LanguageGenerator(Generator):
         return None if gradient is None else replace(gradient, change=self.choose.choice(BACKWARD))
 
     def run(self) -> Run:
+        if self.is_for_graphs:
+            return self.compiled_run()
         run = super().run()
         if run.reads == "all" and not self.network.as_module:
             places = [self.place().place for _ in range(self.choose.randint(2, 8))]
             run = replace(run, reads=tuple({place.name: place for place in places}.values()))
-        return replace(run, options=self.options())
+        options = self.options()
+        if self.classic and self.choose.random() < 0.6:
+            return self.done(run, options)
+        return replace(run, options=tuple(options.items()))
 
-    def options(self) -> tuple[tuple[str, Any], ...]:
+    def compiled_run(self) -> Run:
+        """A run that may be compiled: no gradients, one size of batch, and always the same reads."""
+        choose, options = (
+            self.choose,
+            dict[str, Any](does=self.choose.choice(("logits", "logits", "generate", "stream"))),
+        )
+        if choose.random() < 0.3:
+            options["length"] = choose.choice((6, 8, 11))
+        if choose.random() < 0.4:
+            options["padding"] = "left" if options["does"] != "logits" else choose.choice(("left", "right"))
+        hooks = tuple(self.hook() for _ in range(choose.choice((0, 1, 2, 3))))
+        mode = choose.choice(("no_grad", "no_grad", "inference"))
+        return Run(hooks, mode=mode, seed=choose.randrange(100), options=tuple(options.items()))
+
+    def done(self, run: Run, options: dict[str, Any]) -> Run:
+        """A run that does something else than return the model's own output."""
+        does = self.choose.choice(("logits",) * 4 + ("loss", "both", *("generate", "stream", "cache") * 2))
+        if run.reads == "all":
+            run = replace(run, reads=None)
+        if does in language_runs.WRITING:
+            if options.get("padding") == "right":
+                options["padding"] = "left"
+            mode = "inference" if run.mode == "inference" else "no_grad"
+            reads = tuple(place for place in run.reads or () if is_by_position(place)) if does == "generate" else ()
+            run = replace(run, gradients=(), reads=reads or None, mode=mode, is_training=False, autocast=False)
+        if does == "cache":
+            reads = run.reads or (self.place().place,)
+            hooks = tuple(hook for hook in run.hooks if hook.change != "raise")  # behind the last read it would not act
+            run = replace(run, hooks=hooks, gradients=(), reads=reads, mode="no_grad")
+        return replace(run, options=tuple({**options, "does": does}.items()))
+
+    def of_layers(self) -> Run:
+        """A run that starts at a layer, or stops before one, with hooks in the layers that run."""
+        does = self.choose.choice(("start", "stop"))
+        count = self.network_layers
+        layer = self.choose.randint(0, count - 1) if does == "start" else self.choose.randint(0, count)
+        hooks = []
+        for _ in range(self.choose.choice((0, 1, 1, 2))):
+            hook = self.hook()
+            at = classic.layer_of(self.network, hook.place, count)
+            if (at < layer) == (does == "stop") and not hook.place.name.startswith(("model.rotary", "gpt_neox.rotary")):
+                hooks.append(hook)
+        options = {**self.options(), "does": does, "layer": layer}
+        mode = self.choose.choice(("no_grad", "inference"))
+        return Run(tuple(hooks), mode=mode, seed=self.choose.randrange(100), options=tuple(options.items()))
+
+    def steps(self) -> tuple[Step, ...]:
+        """As in any network; or one run of some layers."""
+        if self.classic and not self.is_for_graphs and self.choose.random() < 0.08:
+            return (self.of_layers(),)
+        if not self.is_for_graphs:
+            return super().steps()
+        last = Run(seed=1, options=(("does", "logits"),))
+        return tuple(last if step == Run(seed=1) else step for step in super().steps())
+
+    def options(self) -> dict[str, Any]:
         """Sizes and padding of a batch."""
-        choose, options = self.choose, {}
+        choose, options = self.choose, dict[str, Any]()
         if choose.random() < 0.2 and self.network.family != "vision":
             options["length"] = choose.choice((6, 7, 8, 11))
             options["batch"] = choose.choice((1, 2, 3))
         if choose.random() < 0.3 and self.can_pad:
             options["padding"] = choose.choice(("left", "right"))
-        return tuple(options.items())
+        return options
 
 
 def language_program(seed: int) -> tuple[Program, Subject]:
@@ -125,5 +205,8 @@ def language_program(seed: int) -> tuple[Program, Subject]:
             if not network.as_module and choose.random() < 0.8:
                 with quietly():
                     generator.classic = list(classic_sights(network))
+                if network.kind in compiled.KINDS and choose.random() < 0.6:
+                    generator.is_for_graphs = True
+                    generator.classic = [seen for seen in generator.classic if not seen.place.inside]
             return Program(network, generator.steps()), subject
     raise InvalidError(f"seed {seed}: no model of 50 runs")

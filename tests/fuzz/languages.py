@@ -10,6 +10,7 @@ from typing import Any
 import tiny_models
 import tiny_vision
 import torch
+from fuzz.changes import Text
 from fuzz.program import Language, Run
 from torch import Tensor, nn
 from transformers.utils import logging
@@ -58,7 +59,7 @@ def inputs(network: Language, run: Run) -> tuple[tuple[Any, ...], dict[str, Any]
         given = tiny_models.inputs(build(network), run.seed, batch, length)
     given = {name: x.to(dtype) if x.is_floating_point() else x.clone() for name, x in given.items()}
     if "padding" in options:
-        mask = padding(options["padding"], batch, length)
+        mask = mask_of(run)
         given["input_ids"] = given["input_ids"].masked_fill(mask == 0, PAD)
         given["attention_mask"] = mask
     return (), given
@@ -72,12 +73,16 @@ def first_state(network: Language) -> tuple[dict[str, Tensor], dict[str, Tensor]
     return dict(named), {name: x.detach().clone() for name, x in named}
 
 
-def text(run: Run) -> Tensor | None:
-    """Where the tokens of each row are; None without padding."""
+def text(mask: Tensor, columns: int | None = None) -> Text:
+    """Where the tokens of each row are, in the last columns of a mask that was 1 for tokens."""
+    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, -1)
+    return Text(positions if columns is None else positions[:, -columns:], mask.sum(-1))
+
+
+def mask_of(run: Run) -> Tensor:
+    """The mask of a padded batch."""
     options = dict(run.options)
-    if "padding" not in options:
-        return None
-    return padding(options["padding"], options.get("batch", BATCH), options.get("length", LENGTH)).bool()
+    return padding(options["padding"], options.get("batch", BATCH), options.get("length", LENGTH))
 
 
 def padding(side: str, batch: int, length: int) -> Tensor:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from fuzz import changes
+from fuzz import changes, language_runs
 from fuzz.oracle import Observed, attach_torch_hook
 from fuzz.program import Add, Attach, Enter, Gradient, Hook, Language, Leave, Place, Program, Remove, Run
 from fuzz.subject import Subject, quietly
@@ -113,12 +113,25 @@ class Library:
 
     def call(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
         """A pass of the network, in the way of this executor."""
-        fwd, bwd = pairs(run.hooks), received(run.gradients, kept)
-        kwargs = kwargs | self.options()
+        if "does" in dict(run.options):
+            return language_runs.with_library(self, run, kept, kwargs)
+        return self.passed(run, kept, args, kwargs)
+
+    def passed(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
+        """A pass, with the hooks of the run."""
+        kwargs = self.options() | kwargs
         if run.reads is None:
+            fwd, bwd = pairs(run.hooks), received(run.gradients, kept)
             return self.net.run_with_hooks(*args, fwd_hooks=fwd, bwd_hooks=bwd, **kwargs)
-        with self.net.hooks(fwd_hooks=fwd, bwd_hooks=bwd):
+        with self.hooked(run, kept):
             return self.cached(run, kept, args, kwargs)
+
+    def hooked(self, run: Run, kept: Observed) -> AbstractContextManager[Any]:
+        """A context with the hooks of a run."""
+        context: AbstractContextManager[Any] = self.net.hooks(
+            fwd_hooks=pairs(run.hooks), bwd_hooks=received(run.gradients, kept)
+        )
+        return context
 
     def cached(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
         """A pass with a cache, under hooks that are open."""

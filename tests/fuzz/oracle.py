@@ -97,8 +97,8 @@ class Acting:
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
-        self.text: Tensor | None = None
-        """Where the text of each row is, [row, column], in the run that goes on; None if there is no padding."""
+        self.text: changes.Text | None = None
+        """Where the text is in the run that goes on; None if positions are columns."""
         self.function = self._made(hook)
 
     def _made(self, hook: Hook) -> Callable[[Tensor], Tensor | None]:

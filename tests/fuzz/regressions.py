@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Plain, Program, Run
+from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Language, Leave, Place, Plain, Program, Run
 
 X = (("x", "torch.randn(2, 3, 8)"),)
+
+NORMALIZED = Place("blocks.1.ln1.hook_normalized", "model.layers.1.input_layernorm", inside="normalized")
 
 
 def at(module: str, side: Any = "output", call: int | None = None) -> Place:
@@ -96,6 +98,36 @@ REGRESSIONS: tuple[tuple[str, str, Program], ...] = (
             (
                 Add(1, Hook(at("m2.body", "input"), "zero", "edit", (("width", 8),))),
                 Run(gradients=(Gradient(at("m2.body.0", "input")),), mode="grad"),
+            ),
+        ),
+    ),
+    (
+        "the inside of a norm was computed from what the norm would have got without a hook of others",
+        "uncompiled",
+        Program(
+            Language("llama"),
+            (
+                Attach(1, Foreign("model.layers.1.input_layernorm", "input", "vector")),
+                Run(
+                    (Hook(NORMALIZED, "half"),),
+                    reads=(Place("blocks.1.ln1.hook_scale", "model.layers.1.input_layernorm", inside="scale"),),
+                ),
+            ),
+        ),
+    ),
+    (
+        "what each head adds was computed from what the projection would have got without a hook of others",
+        "uncompiled",
+        Program(
+            Language("llama"),
+            (
+                Attach(1, Foreign("model.layers.0.self_attn.o_proj", "input", "vector")),
+                Run(
+                    (),
+                    (Gradient(Place("blocks.0.attn.hook_z", "model.layers.0.self_attn.o_proj", "input", heads=4)),),
+                    (Place("blocks.0.attn.hook_result", "model.layers.0.self_attn.o_proj", inside="result of 4"),),
+                    "grad",
+                ),
             ),
         ),
     ),

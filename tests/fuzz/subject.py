@@ -12,7 +12,7 @@ from typing import Any
 
 import devices
 import torch
-from fuzz import insides, languages, networks, oracle
+from fuzz import insides, language_runs, languages, networks, oracle
 from fuzz.changes import RaisedError
 from fuzz.oracle import Acting, Observed, loss_of, settings
 from fuzz.program import Language, Plain, Run
@@ -147,14 +147,12 @@ class Subject:
 
     def by_hand(self, run: Run, edits: Iterable[Acting]) -> Observed:
         """A run with hooks placed by hand."""
-        edits = list(edits)
-        text = languages.text(run) if isinstance(self.network, Language) else None
-        for acting in edits:
-            acting.text = text
-        is_language = isinstance(self.network, Language)
+        edits, is_language = list(edits), isinstance(self.network, Language)
         passing = (insides.LanguagePass if is_language else oracle.Pass)(self.module, edits, run, self.ignored())
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(passing, insides.LanguagePass):
+                return language_runs.by_hand(self, run, passing, kwargs)
             output = self.module(*args, **kwargs)
             passing.ends()
             return output

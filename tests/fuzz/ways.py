@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from fuzz.library import Library, pairs, received
 from fuzz.oracle import Observed
-from fuzz.program import Add, Attach, Plain, Program, Remove, Run, runs
+from fuzz.program import Add, Attach, Language, Plain, Program, Remove, Run, runs
 from fuzz.subject import Subject
 
 
-class Nested(Library):
+class InContext(Library):
+    """The hooks of a run are there before it is called."""
+
+    def passed(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
+        kwargs = self.options() | kwargs
+        with self.hooked(run, kept):
+            return self.net(*args, **kwargs) if run.reads is None else self.cached(run, kept, args, kwargs)
+
+
+class Nested(InContext):
     """Every hook of a run in a context of its own."""
 
-    def call(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
-        kwargs = kwargs | self.options()
+    @contextmanager
+    def hooked(self, run: Run, kept: Observed) -> Iterator[None]:
         with ExitStack() as contexts:
             for pair in pairs(run.hooks):
                 contexts.enter_context(self.net.hooks(fwd_hooks=[pair]))
             for pair in received(run.gradients, kept):
                 contexts.enter_context(self.net.hooks(bwd_hooks=[pair]))
-            return self.net(*args, **kwargs) if run.reads is None else self.cached(run, kept, args, kwargs)
+            yield
 
 
-class Added(Library):
+class Added(InContext):
     """Every hook of a run is added to the model, and removed after it."""
 
-    def call(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
-        kwargs = kwargs | self.options()
+    @contextmanager
+    def hooked(self, run: Run, kept: Observed) -> Iterator[None]:
         with ExitStack() as added:
             for name, hook in pairs(run.hooks):
                 added.callback(self.net.add_hook(name, hook))
             for name, hook in received(run.gradients, kept):
                 added.callback(self.net.add_hook(name, hook, dir="bwd"))
-            return self.net(*args, **kwargs) if run.reads is None else self.cached(run, kept, args, kwargs)
+            yield
 
 
 def again(subject: Subject, program: Program) -> Observed:
@@ -56,11 +66,13 @@ def is_for_threads(program: Program) -> bool:
 
     Hooks that are added, those of others, gradients of parameters and the random numbers are of all threads.
     """
-    if not isinstance(program.network, Plain) or any(isinstance(step, Add | Attach | Remove) for step in program.steps):
+    if any(isinstance(step, Add | Attach | Remove) for step in program.steps):
         return False
-    if any(word in repr((program.network.parts, program.network.lines)) for word in WITH_STATE):
+    network = program.network
+    if isinstance(network, Plain) and any(word in repr((network.parts, network.lines)) for word in WITH_STATE):
         return False
-    return all(run.mode != "grad" and not run.is_training for run in runs(program))
+    draws = isinstance(network, Language) and network.kind in ("nllb-moe",)  # random numbers in eval mode, too
+    return not draws and all(run.mode != "grad" and not run.is_training for run in runs(program))
 
 
 def in_two_threads(subject: Subject, program: Program) -> Observed:

@@ -22,7 +22,7 @@ from hookline.engine.schedule import Step
 from hookline.engine.signatures import parameters_of
 from hookline.engine.split_values import processes
 from hookline.engine.structures import NoTensorError
-from hookline.engine.taps import Tap, has_foreign_hooks, tap_on
+from hookline.engine.taps import Tap, tap_on
 from hookline.errors import HooklineError, UnavailablePointError
 
 if TYPE_CHECKING:
@@ -240,8 +240,7 @@ class PointAction(Action):
         self.module, self.lens, self.stage, self.needs = site.module, site.lens, site.stage, site.needs
         self.is_derived = bool(site.needs) or site.kind.is_inner
         # Actions that record come after other people's hooks, if there are any.
-        late = self.is_late and has_foreign_hooks(site.module, site.kind)
-        self.tap = tap_on(site.module, site.kind, late=True) if late else site.tap
+        self.tap = site.last_tap() if self.is_late else site.tap
 
     @cached_property
     def is_inplace(self) -> bool:
@@ -298,7 +297,7 @@ class Record(PointAction):
         super().__init__(point)
         self.recorder = recorder
         if is_alone and getattr(self.lens, "ignores_value", False):
-            self.module, self.tap, self.turn = self.needs[0].module, self.needs[0].tap, Turn.DERIVE
+            self.module, self.tap, self.turn = self.needs[0].module, self.needs[0].last_tap(), Turn.DERIVE
         self.must_fire = not recorder.skips_missing
         self.can_wait = recorder.defers
         self.later = point.site.later if recorder.defers else None

@@ -29,14 +29,18 @@ if TYPE_CHECKING:
 
 
 class Stash(Action):
-    """Saves the activation that leaves a site, after all edits there."""
+    """Saves the activation that leaves a site, after all edits there.
+
+    If only later events need it, it is what leaves the hooks of others there, too: a norm gets what they return.
+    """
 
     turn = Turn.KEEP
     only_reads = True
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, *, is_for_later: bool) -> None:
         super().__init__()
-        self.site, self.module, self.tap = site, site.module, site.tap
+        self.site, self.module = site, site.module
+        self.tap = site.last_tap() if is_for_later else site.tap
 
     def __call__(self, value: Any) -> Any:
         """Return the value unchanged."""
@@ -366,7 +370,7 @@ def with_needs(actions: Iterable[Action], *, is_one_pass: bool = False) -> list[
     In a single pass nobody hooks a module meanwhile, so that one that only reads its input does so until the end.
     """
     every = list(actions)
-    needed: dict[Site, None] = {}
+    needed: dict[Site, bool] = {}
     effects: dict[Consequence, None] = {}
     sources: dict[Site, None] = {}
     replaced: dict[tuple[nn.Module, Tap], bool] = {}
@@ -377,7 +381,9 @@ def with_needs(actions: Iterable[Action], *, is_one_pass: bool = False) -> list[
         if action.phase is Phase.GRADIENT and action.tap.kind is Kind.INPUT:
             ends[action.module] = None
         if action.needs:
-            needed.update(dict.fromkeys(action.needs))
+            for site in action.needs:
+                is_later = (site.module, site.kind) != (action.point.site.module, action.point.site.kind)
+                needed[site] = needed.get(site, True) and is_later
         if not action.only_reads:
             effects.update(dict.fromkeys(action.point.site.effects))
             if action.needs and _is_derived(action.lens):
@@ -392,7 +398,7 @@ def with_needs(actions: Iterable[Action], *, is_one_pass: bool = False) -> list[
     returns = [GiveBack(module) for module in dict.fromkeys(module for module, _ in replaced)]
     return [
         *every,
-        *map(Stash, needed),
+        *[Stash(site, is_for_later=is_for_later) for site, is_for_later in needed.items()],
         *map(Effect, effects),
         *map(Forget, sources),
         *sends,

@@ -59,6 +59,11 @@ class Site:
         """The tap on that event."""
         return taps.tap_on(self.module, self.kind, make=self.tap_type)
 
+    def last_tap(self) -> taps.Tap:
+        """The tap behind other people's torch hooks on that event, if there are any now."""
+        is_last = taps.has_foreign_hooks(self.module, self.kind)
+        return taps.tap_on(self.module, self.kind, late=True) if is_last else self.tap
+
     @cached_property
     def later(self) -> Later | None:
         """What defers the tensor: see `lenses.later`."""
