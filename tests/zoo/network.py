@@ -41,9 +41,10 @@ def smallest(make: Callable[..., nn.Module], *options: dict[str, Any]) -> nn.Mod
     sizes = []
     for arguments in ({}, *options):
         try:
-            sizes.append(size_of(lambda arguments=arguments: make(**arguments)))
-        except NotImplementedError:  # it computes something while it is built
-            sizes.append(sum(x.numel() for x in make(**arguments).parameters()))
+            try:
+                sizes.append(size_of(lambda arguments=arguments: make(**arguments)))
+            except NotImplementedError:  # it computes something while it is built
+                sizes.append(sum(x.numel() for x in make(**arguments).parameters()))
         except Exception:  # it does not take these options
             if not arguments:
                 raise

@@ -74,9 +74,16 @@ def compared(records: Iterable[dict[str, Any]]) -> tuple[int, int, int]:
     return values, edits, gradients
 
 
-def rows(records: Records) -> list[list[str]]:
-    """The table by package: networks checked and without a disagreement, values and edits compared, the cost."""
+def rows(records: Records, listed: dict[str, int]) -> list[list[str]]:
+    """The table by package: networks checked and without a disagreement, values and edits compared, the cost.
+
+    What a catalog lists and no record has yet is for a later run.
+    """
     table = []
+    numbers = {name_of(package): number for package, number in listed.items()}
+    waiting = {name: numbers.get(name, 0) - len(of_name) for name, of_name in by_package(records).items()}
+    waiting = {name: max(number, 0) for name, number in waiting.items()}
+    waiting["all"] = sum(waiting.values())
     for package, of_package in {**by_package(records), "all": [*records.values()]}.items():
         checked = [record for record in of_package if record["status"] in CHECKED]
         costs = [record["cost"] for record in checked if "cache" in record.get("cost", {})]
@@ -85,17 +92,28 @@ def rows(records: Records) -> list[list[str]]:
             [package, f"{len(checked):,}", f"{agree:,}"]
             + [f"{number:,}" for number in compared(checked)]
             + [f"{median(cost[way] for cost in costs):.2f}" if costs else "–" for way in ("hook", "cache")]
-            + [f"{len(of_package) - len(checked):,}"]
+            + [f"{len(of_package) - len(checked):,}", f"{waiting[package]:,}"]
         )
     return table
 
 
-HEADER = ["package", "networks", "agree", "values", "edits", "gradients", "one hook", "full cache", "not checked"]
+HEADER = [
+    "package",
+    "networks",
+    "agree",
+    "values",
+    "edits",
+    "gradients",
+    "one hook",
+    "full cache",
+    "not checked",
+    "later",
+]
 
 
-def table(records: Records) -> str:
+def table(records: Records, listed: dict[str, int]) -> str:
     """The table as text."""
-    lines = [HEADER, *rows(records)]
+    lines = [HEADER, *rows(records, listed)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
@@ -106,10 +124,10 @@ def markdown(header: list[str], lines: Iterable[Iterable[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *cells]]
 
 
-def page(records: Records) -> str:
+def page(records: Records, listed: dict[str, int]) -> str:
     """docs/zoo.md."""
     checked = [record for record in records.values() if record["status"] in CHECKED]
-    parts = [_opening(checked), *markdown(HEADER, rows(records)), "", _cost(checked)]
+    parts = [_opening(checked), *markdown(HEADER, rows(records, listed)), "", _cost(checked)]
     parts += ["", "## What disagrees", "", *_disagreements(checked)]
     parts += ["", "## What raises an error instead", "", *_refusals(checked)]
     parts += ["", "## What is slow", "", *_slow(checked)]
@@ -148,7 +166,8 @@ def _cost(checked: list[dict[str, Any]]) -> str:
     timed = sum("cache" in record.get("cost", {}) for record in checked)
     return f"""\
 “One hook” and “full cache” are medians of the time of a run with one hook that reads, and with a cache of every
-module, relative to the bare forward pass, where that takes more than 5 ms ({timed:,} of them)."""
+module, relative to the bare forward pass, where that takes more than 5 ms ({timed:,} of them). “Not checked” are those
+[below](#what-is-not-checked); “later” are those that a catalog lists and no run has reached yet."""
 
 
 def _disagreements(checked: list[dict[str, Any]]) -> list[str]:

@@ -36,6 +36,7 @@ PACKAGES = [*FIRST, *OTHERS, *LAST]
 MEMORY = 12 << 30
 """Bytes of addresses that a network may take; torch itself takes about four."""
 
+LISTED = "listed.json"
 WAITS = 10
 """How much longer than the processor's time for a network it may take, beside whatever else the machine does."""
 
@@ -45,6 +46,12 @@ def latest(results: Path) -> dict[tuple[str, str], dict[str, Any]]:
     lines = results.read_text().splitlines() if results.exists() else []
     records = [json.loads(line) for line in lines if line.strip()]
     return {(record["package"], record["name"]): record for record in records}
+
+
+def numbers_listed(results: Path) -> dict[str, int]:
+    """How many networks the catalogs list that were used so far, by package."""
+    listed = results.with_name(LISTED)
+    return json.loads(listed.read_text()) if listed.exists() else {}
 
 
 def check(network: Any, edits: int, seconds: float) -> dict[str, Any]:
@@ -136,15 +143,15 @@ def work(arguments: argparse.Namespace) -> None:
     )
 
     checks.check_network(torch.nn.Linear(2, 2), (torch.ones(1, 2),), {}, "imports what every fork would import again")
-    rows = importlib.import_module(f"zoo.catalog.{package}").networks()
-    total = 0
-    for network in rows:
-        total += 1
+    rows = list(importlib.import_module(f"zoo.catalog.{package}").networks())
+    listed = arguments.results.with_name(LISTED)
+    listed.write_text(json.dumps(numbers_listed(arguments.results) | {package: len(rows)}))
+    for number, network in enumerate(rows):
         if not fnmatch.fnmatch(network.name, arguments.only):
             continue
         past = before.get((package, network.name))
         is_wanted = past is None or (arguments.again and past["status"] not in ("ok", "too large"))
-        if not is_wanted or total % arguments.parts != arguments.part:
+        if not is_wanted or number % arguments.parts != arguments.part:
             continue
         record = in_child(network, arguments.limit, arguments.edits)
         record = {"package": package, "name": network.name, "revision": revision.stdout.strip()} | record
@@ -184,9 +191,9 @@ def main() -> None:
             print(f"{package}: not checked to the end (exit status {worker.returncode})", flush=True)
     from zoo import report
 
-    print(report.table(latest(arguments.results)))
+    print(report.table(latest(arguments.results), numbers_listed(arguments.results)))
     if arguments.report:
-        page = report.page(latest(arguments.results))
+        page = report.page(latest(arguments.results), numbers_listed(arguments.results))
         arguments.report.write_text(page)
         number = re.findall(NUMBER, page)[0]
         README.write_text(re.sub(NUMBER, number, README.read_text()))

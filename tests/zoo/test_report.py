@@ -21,17 +21,20 @@ def records(*all_of_them):
 def test_what_disagrees_is_listed_until_it_is_explained(monkeypatch) -> None:
     wrong = record("wrong", "failed", problems=[{"check": "gradient", "point": "a", "what": "gradient", "by": 0.5}])
     both = records(record("right"), wrong)
-    assert "timm `wrong`: gradient (1): not explained" in report.page(both)
+    assert "timm `wrong`: gradient (1): not explained" in report.page(both, {})
     assert report.unexplained(both) == ["timm wrong"]
     why = known.Known("timm", "wr*", "grad*", "it draws random numbers", "https://example.org")
     monkeypatch.setattr(known, "KNOWN", (why,))
-    assert "it draws random numbers" in report.page(both)
+    assert "it draws random numbers" in report.page(both, {})
     assert report.unexplained(both) == []
 
 
 def test_only_what_was_checked_is_counted() -> None:
-    page = report.page(records(record("a"), record("b"), record("c", "not built", reason="No module named 'd'")))
+    page = report.page(
+        records(record("a"), record("b"), record("c", "not built", reason="No module named 'd'")), {"timm": 7}
+    )
     assert re.findall(r"(\d+) networks:", page) == ["2"]
+    assert "| timm | 2 | 2 | 6 | 0 | 0 | – | – | 1 | 4 |" in page
     assert "| needs a package that is not installed | 1 | `timm: c` |" in page
 
 
@@ -46,12 +49,12 @@ def test_only_what_was_checked_is_counted() -> None:
     ],
 )
 def test_messages_of_the_same_kind_are_one_row(message, same) -> None:
-    page = report.page(records(record("a", refused={"1": message}), record("b", refused={"2": same})))
+    page = report.page(records(record("a", refused={"1": message}), record("b", refused={"2": same})), {})
     assert re.search(r"\| 2 \| `a`, `b` \|", page)
 
 
 def test_slow_networks_are_listed() -> None:
-    page = report.page(records(record("a", cost={"ms": 9.0, "hook": 1.1, "cache": 3.5}), record("b")))
+    page = report.page(records(record("a", cost={"ms": 9.0, "hook": 1.1, "cache": 3.5}), record("b")), {})
     assert "| timm `a` | 9 ms | 1.10 | 3.50 | 3 |" in page
 
 
