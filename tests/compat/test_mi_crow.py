@@ -440,6 +440,11 @@ def test_wrong_arguments_are_value_errors_too(lm, loaded) -> None:
         lambda: lm.inference.extract_logits("logits"),
         lambda: lm.activations.save_activations(TEXTS, None),
         lambda: lm.save_detector_metadata("run", None),
+        lambda: lm.layers.register_hook("nonexistent", LayerActivationDetector()),
+        lambda: lm.layers.register_hook("layer_999", LayerActivationDetector()),
+        lambda: lm.layers.get_hooks("nonexistent"),
+        lambda: lm.layers.register_forward_hook_for_layer("nonexistent", print),
+        lambda: [lm.layers.register_hook(LAYER, LayerActivationDetector(hook_id="twice")) for _ in range(2)],
         lambda: LanguageModel.from_model(loaded.module, loaded.tokenizer).save_detector_metadata("run", 0),
     ]
     for call in wrong:

@@ -47,6 +47,22 @@ def test_edited_scores_in_a_padded_batch_are_those_of_the_text_alone(kind, atten
     assert padded.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["gptj", "mpt", "codegen"])
+def test_scores_in_a_wider_dtype_than_the_model(kind) -> None:
+    """The mask is the lowest number of the model's dtype, which is not a low one among those of the scores."""
+    module = tiny_models.causal_lm(kind).half()
+    model = hookline.hook(module)
+    names = [name for name in model.hook_dict if name.endswith("hook_attn_scores")]
+    later = IDS.clone()
+    later[:, -1] += 1
+    with torch.no_grad():
+        assert model.run_with_cache(IDS, names_filter=names)[1][names[0]].dtype == torch.float32
+        for edit in EDITS.values():
+            one, other = (model.run_with_hooks(ids, fwd_hooks=[(names, edit)])[:, :-1] for ids in (IDS, later))
+            assert one.isfinite().all()
+            torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)
+
+
 def test_a_masked_entry_gets_an_ordinary_number_where_a_hook_says_so() -> None:
     model, (name, *_) = scores_of("gpt2", "eager")
     pattern = name.replace("attn_scores", "pattern")

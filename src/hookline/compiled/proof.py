@@ -48,8 +48,8 @@ def why_unproved(variant: Variant, expected: Values, call: Callable[[Callable[[]
         if variant.backend.calls == calls:
             return "torch did not compile it"
         if random.are_left():
-            where = " or ".join(_functions(variant))
-            return f"{f'the function at {where}' if where else 'the model'} draws random numbers"
+            functions = " or ".join(_functions(variant))
+            return f"{f'the function at {functions}' if functions else 'the model'} draws random numbers"
         apart = difference(before, found, limits)
         if apart is not None:
             return f"{what} does not give what {'the hooks give' if before is expected else 'was traced'}: {apart}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline.engine.casting import cast
 from hookline.engine.failures import hook_error
@@ -49,25 +50,31 @@ def fit(
     if action.choices is not None and (wrong := action.choices.wrong(result, like)) is not None:
         raise hook_error(wrong, action)
     if action.keeps_masked and result.is_floating_point():
-        unmasked = _unmasked(result, like)
+        numbers = _numbers_of_masks(action.module, like)
+        unmasked = _unmasked(result, like, numbers)
         if unmasked.is_meta or bool(unmasked.any()):
-            return _masked_alike(result, like, unmasked)
+            return _masked_alike(result, like, unmasked, numbers)
     return result if is_free else snapshot(result)
 
 
+def _numbers_of_masks(module: nn.Module, scores: Tensor) -> torch.finfo:
+    """The numbers whose lowest one masks scores: those of the model's dtype, though scores are often in a wider one."""
+    known = [x.dtype for x in module.parameters() if x.dtype in (torch.float16, torch.bfloat16, torch.float32)]
+    return max((torch.finfo(dtype) for dtype in (scores.dtype, *known[:1])), key=attrgetter("min"))
+
+
 @torch.no_grad()
-def _unmasked(scores: Tensor, before: Tensor) -> Tensor:
+def _unmasked(scores: Tensor, before: Tensor, numbers: torch.finfo) -> Tensor:
     """Which entries of edited attention scores were masked, and are neither as they were nor an ordinary number."""
-    numbers = torch.finfo(before.dtype)
     return (before < numbers.min / 64) & ~(scores.abs() < numbers.max**0.5) & (scores != before)
 
 
-def _masked_alike(scores: Tensor, before: Tensor, unmasked: Tensor) -> Tensor:
+def _masked_alike(scores: Tensor, before: Tensor, unmasked: Tensor, numbers: torch.finfo) -> Tensor:
     """Return edited attention scores in which an entry that was masked still is, unless it got an ordinary number.
 
     Masked entries are -inf or near the lowest number of the dtype, so arithmetic that is meant for the others makes
     them NaN, infinite or the highest ones: scaled, a row of padding would be all -inf, and its pattern NaN.
     """
     # A query that attends to nothing keeps what the model has there; in other rows, masked is -inf.
-    is_masked = before < torch.finfo(before.dtype).min / 64
+    is_masked = before < numbers.min / 64
     return before.where(is_masked.all(-1, keepdim=True), -torch.inf).where(unmasked, scores)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from hookline.compat.mi_crow.wrong_argument import WrongArgumentError
 from hookline.engine.callbacks import HookFunction
 from hookline.engine.lenses import First
 from hookline.engine.names import Filter
 from hookline.engine.order import Kind
-from hookline.errors import HooklineError, UnknownHookPointError
+from hookline.errors import HooklineError, UnavailablePointError, UnknownHookPointError, UnknownPointError
 from hookline.hooks import Controller, Detector, Hook, HookType, Registry
 from hookline.hooks.context import contexts
 from hookline.hooks.hook import hook_type_of
@@ -69,12 +70,28 @@ class LanguageModelLayers(Registry):
         if not isinstance(layer_signature, str) or layer_signature in self.list_layers():
             return layer_signature
         if match := _NUMBERED.fullmatch(layer_signature):
-            return int(match[1])
+            return self._known(int(match[1]))
         if layer_signature not in self.name_to_layer:
-            return layer_signature
+            return self._known(layer_signature)
         module, root = self.name_to_layer[layer_signature], self._model._points.root
         paths = [path for name, path, each in self._flattened() if name == layer_signature or each is module]
         return "output" if module is root else next(iter(paths), layer_signature)
+
+    def _known(self, name: str | int) -> str | int:
+        """A name that is not mi-crow's, or the number of a block, if points have it."""
+        try:
+            self._model._points.select(name)
+        except UnavailablePointError:
+            raise
+        except UnknownPointError as error:
+            raise UnknownHookPointError(str(error)) from error
+        return name
+
+    def _new_id(self, hook: Any, given: str | None) -> str:
+        try:
+            return super()._new_id(hook, given)
+        except HooklineError as error:
+            raise WrongArgumentError(str(error)) from error
 
     def _flattened(self) -> list[tuple[str, str, nn.Module]]:
         """All modules in mi-crow's order, each as (mi-crow's name, path, module)."""
