@@ -207,6 +207,7 @@ def test_what_is_in_the_graph_does_not_depend_on_the_compiler(compiler, net, x) 
     assert reads(lambda h: kept.append(h.mul_(2))) == writes + 1
 
 
+@pytest.mark.on_cpu
 @pytest.mark.skipif(torch_is_before("2.10"), reason="its counts do not tell whether memory has another owner")
 def test_what_flows_on_itself_does_not_depend_on_the_compiler(compiler, net, x) -> None:
     """What a hook wrote to, unless it kept the tensor, a view of it or its memory."""
@@ -233,6 +234,7 @@ def test_what_flows_on_itself_does_not_depend_on_the_compiler(compiler, net, x) 
         assert (addresses[0] == addresses[1]) == flows_on, what
 
 
+@pytest.mark.on_cpu
 def test_what_is_recorded_does_not_depend_on_the_compiler(compiler, net, x) -> None:
     """An output that the module has kept, to which somebody may have a bare pointer, is copied."""
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from fuzz import compare, networks, oracle
 from fuzz.oracle import ANYTHING, Observed
-from fuzz.program import Plain, Program, Run, runs
+from fuzz.program import Plain, Program, Run, hooks_of, runs
 from fuzz.shrink import shrink
 from fuzz.subject import Subject, quietly
 from torch import nn
@@ -41,6 +41,10 @@ def by_hand(subject: Subject, program: Program) -> Observed | Verdict:
         and any("Blind" in part for _, part in program.network.parts)
     ):
         return Verdict("invalid", "torch takes wrong gradients where a module writes through `.data`")
+    if any(run.is_training for run in runs(program)) and any(hook.way == "edit" for hook in hooks_of(program)):
+        return Verdict(
+            "invalid", "dropout draws its numbers in the order of the memory, which edits as data may change"
+        )
     try:
         with quietly():
             for run in runs(program):  # clones made by hand may hide that the network cannot be differentiated
