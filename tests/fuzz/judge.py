@@ -43,7 +43,7 @@ def by_hand(subject: Subject, program: Program) -> Observed | Verdict:
         return Verdict("invalid", "torch takes wrong gradients where a module writes through `.data`")
     if any(run.is_training for run in runs(program)) and any(hook.way == "edit" for hook in hooks_of(program)):
         return Verdict(
-            "invalid", "dropout draws its numbers in the order of the memory, which edits as data may change"
+            "invalid", "dropout draws numbers in the order of the memory, which edits as data may change"
         )
     try:
         with quietly():
