@@ -322,3 +322,17 @@ def test_a_gradient_that_begins_inside_a_region(point, edit) -> None:
     assert seen[0].any()
     assert module.blocks[0][0].bias.grad.any()
     net.remove_all_hook_fns()
+
+
+@KINDS
+def test_a_hook_that_only_reads_may_compute_with_a_graph(pair, x) -> None:
+    """It runs once, and torch demands that a region saves the same tensors each time."""
+    plain, twice = pair
+    seen = []
+    for net in pair:
+        net.run_with_hooks(x.clone().requires_grad_(), fwd_hooks=[("blocks.1.0", lambda h: seen.append((h**2).mean()))])
+        hooks = [("blocks.1.0", lambda h: seen.append((h**2).mean())), ("blocks.1.2", lambda h: h * h.sigmoid())]
+        net.run_with_hooks(x.clone().requires_grad_(), fwd_hooks=hooks).sum().backward()
+    assert len(seen) == 4
+    for expected, gradient in zip(gradients(plain), gradients(twice), strict=True):
+        assert torch.equal(expected, gradient)

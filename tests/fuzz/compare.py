@@ -64,6 +64,8 @@ def difference(
         key = cached_name(actual, index, what) if is_cached else name
         if wanted is ANYTHING:
             continue
+        if actual.get(key) is ANYTHING:
+            continue
         if key not in actual:
             if what.startswith("gradient") and not wanted.count_nonzero():
                 continue  # an edit as data has no graph where the value is constant

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from fuzz import changes, language_runs
-from fuzz.oracle import Observed, attach_torch_hook
+from fuzz.oracle import ANYTHING, Observed, attach_torch_hook
 from fuzz.program import Add, Attach, Enter, Gradient, Hook, Language, Leave, Place, Program, Remove, Run
 from fuzz.subject import Subject, quietly
 from torch import Tensor
@@ -46,6 +47,9 @@ def edit(hook: Hook) -> Any:
         "reflect": lambda: edits.reflect(ramp, **options),
     }
     return made[hook.change]()
+
+
+OVERWRITTEN = "a tensor that the model then writes to in place, so that it has no gradient of its own"
 
 
 class Library:
@@ -109,7 +113,14 @@ class Library:
                     raise error.original_error from error
                 raise
 
-        return self.subject.observe(run, call) | kept
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            observed = self.subject.observe(run, call) | kept
+        texts = [str(warning.message) for warning in told if OVERWRITTEN in str(warning.message)]
+        for index, gradient in enumerate(run.gradients):
+            if any(f"{gradient.place.name!r}:" in text for text in texts):  # the library says that there is none
+                observed = {f"gradient {index} {call}": ANYTHING for call in range(4)} | observed
+        return observed
 
     def call(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:
         """A pass of the network, in the way of this executor."""

@@ -35,6 +35,10 @@ def same_memory(x: Tensor, other: Tensor) -> bool:
     return x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and x.numel() == other.numel()
 
 
+class AmbiguousError(Exception):
+    """Hooks by hand cannot say what is right."""
+
+
 class Sent(NamedTuple):
     """A tensor that a module got instead of the caller's."""
 
@@ -222,6 +226,8 @@ class Pass:
             return value
         is_ignored = side == "output" and (name, self.running[name][-1]) in self.ignored
         if is_ignored and any(same_memory(x, argument) for argument in self.arguments[name][-1]):
+            if self.sent[name, self.running[name][-1]]:
+                raise AmbiguousError("whether the caller's tensor gets both an edit of the input and one of the output")
             x.copy_(changed)
             return value
         if side == "input":

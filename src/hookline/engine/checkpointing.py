@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # function without a graph inside; its region is known by that function's context.
 _FIRST_RUN = "_checkpoint_hook.__init__.<locals>.pack_hook"
 _SECOND_RUN = "_checkpoint_hook.__init__.<locals>.unpack_hook"
+_RECOMPUTATION = "_recomputation_hook.__init__.<locals>.pack_hook"
 _REENTRANT_FIRST_RUN = checkpoint.CheckpointFunction.forward.__code__
 _REENTRANT_SECOND_RUN = checkpoint.CheckpointFunction.backward.__code__
 
@@ -57,6 +58,27 @@ def is_first_run() -> bool:
     if hooks is not None and getattr(hooks[0], "__qualname__", "") == _FIRST_RUN:
         return True
     return not torch.is_grad_enabled() and any(frame.f_code is _REENTRANT_FIRST_RUN for frame in callers())
+
+
+def leave_regions() -> list[tuple[Any, Any]]:
+    """Let the regions that the current code is in save no tensors until `enter_again`.
+
+    A region must save the same tensors each time it runs. A hook that only reads runs once, and may compute something
+    with a graph; what hooks compute is kept as outside a region.
+    """
+    left: list[tuple[Any, Any]] = []
+    while (hooks := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        if getattr(hooks[0], "__qualname__", "") not in (_FIRST_RUN, _RECOMPUTATION):
+            break
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        left.append(hooks)
+    return left
+
+
+def enter_again(left: list[tuple[Any, Any]]) -> None:
+    """Undo `leave_regions`."""
+    while left:
+        torch._C._autograd._push_saved_tensors_default_hooks(*left.pop())
 
 
 class _TapLease:

@@ -152,6 +152,7 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
     before = running.call, running.hooks, current.forward_pass, current.at_hook
     recomputed = recomputing.is_on, recomputing.starts_with_grad
     saved = stashed.saved, stashed.memo
+    regions = checkpointing.leave_regions() if torch.is_grad_enabled() else []
     try:
         if recomputing.is_on:
             current.forward_pass = checkpointing.pass_in_second_run()
@@ -170,6 +171,8 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
         running.call, running.hooks, current.forward_pass, current.at_hook = before
         recomputing.is_on, recomputing.starts_with_grad = recomputed
         stashed.saved, stashed.memo = saved
+        if regions:
+            checkpointing.enter_again(regions)
 
 
 def composed(action: Edit, *, is_replay: bool) -> Step:
