@@ -16,8 +16,7 @@ from transformers.utils import import_utils
 from zoo.foreign_tests import failing, folder_of, imported
 from zoo.network import Built, Network
 
-
-IGNORED = {name: ("image_patches",) for name in ("FuyuModel", "FuyuForCausalLM")}
+IGNORED = dict.fromkeys(("FuyuModel", "FuyuForCausalLM"), ("image_patches",))
 """Arguments of the tests that models of this version ignore: hookline raises an error that says so."""
 
 
