@@ -233,6 +233,12 @@ def _slow(checked: list[dict[str, Any]]) -> list[str]:
 
 LEFT_OUT = (
     ("gradients", r"no attribute 'backward'", "no output that depends on a parameter or an input by a gradient"),
+    ("gradients", r"time is up", "gradients: more seconds of the processor than a network gets"),
+    (
+        "gradients",
+        r"tensors being one",
+        "gradients by hand: the clones that they need change the output at every point",
+    ),
     ("gradients", r"", "the network's own backward pass fails or does not repeat"),
     ("training", r"time is up", "training mode: more seconds of the processor than a network gets"),
     ("training", r"", "the network's own training mode fails or does not repeat with this input"),
