@@ -354,6 +354,9 @@ def check_cache(subject: Subject, net: Any, findings: Findings, *, grad: bool = 
 
     with quietly():
         actual = subject.run(cached, grad=grad)
+    if isinstance(actual.error, hookline.HooklineError):
+        findings.refused["full cache"] = f"{type(actual.error).__name__}: {actual.error}"[:400]
+        return seen
     findings.add("full cache", "output", compare(expected, actual))
     if actual.error is not None:
         return seen
@@ -635,10 +638,11 @@ def check_training(subject: Subject, net: Any, findings: Findings, choose: rando
 
 def marks(module: nn.Module) -> dict[str, Any]:
     """What is on every module: its attributes by name, and its hooks."""
-    return {
-        name: (sorted(vars(each)), [len(h) for key, h in sorted(vars(each).items()) if key.endswith("_hooks")])
-        for name, each in module.named_modules()
-    }
+    found = {}
+    for name, each in module.named_modules():
+        hooks = [value for key, value in sorted(vars(each).items()) if key.endswith("_hooks")]
+        found[name] = sorted(vars(each)), [len(value) for value in hooks if isinstance(value, dict)]
+    return found
 
 
 def check_copies(subject: Subject, net: Any, findings: Findings) -> None:
@@ -735,7 +739,7 @@ def check_network(
     if seen is not None and leaves(subject, seen):
         try:
             check_cost(subject, net, findings, seen)
-        except hookline.HookError as refusal:
+        except hookline.HooklineError as refusal:
             findings.left_out["cost"] = f"{type(refusal).__name__}: {refusal}"[:400]
     return findings
 
