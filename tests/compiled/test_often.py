@@ -178,3 +178,26 @@ def test_a_prompt_with_pad_tokens_and_without_a_mask_is_compiled(model, ids) -> 
         torch.testing.assert_close(streamed, tokens[:, 5:])
         for name in values:
             torch.testing.assert_close(values[name], cache[name])
+
+
+def test_a_prompt_that_ends_in_a_pad_token_and_has_no_mask(model, ids) -> None:
+    """transformers takes it for padding on the right, and counts the positions of new tokens on from it."""
+    ids[1, -1] = 0
+    name, options = "blocks.0.hook_resid_post", {"max_new_tokens": 6, "do_sample": False}
+
+    def streamed():
+        rows = []
+        with model.hooks([(name, lambda x: rows.append(x[:, -1]))]):
+            tokens = [*model.stream(ids, **options)]
+        return torch.stack(tokens, 1), torch.stack(rows, 1)
+
+    with torch.no_grad():
+        expected, cache = model.generate_with_cache(ids, names_filter=name, **options)
+        tokens, rows = streamed()
+        with model.compiled(backend=Counting()) as runs:
+            found, values = model.generate_with_cache(ids, names_filter=name, **options)
+            assert not runs.reasons
+    assert torch.equal(found, expected)
+    assert torch.equal(tokens, expected[:, 5:])
+    torch.testing.assert_close(values[name], cache[name], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rows, cache[name][:, 4:], rtol=1e-5, atol=1e-6)

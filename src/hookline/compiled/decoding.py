@@ -70,6 +70,17 @@ class ColumnLayer(StaticLayer):
         return self.cumulative_length.view(()) if self.is_initialized else 0
 
 
+def _hidden_before(module: Any, mask: Tensor) -> Tensor:
+    """How many columns before the first new token have no position of their own, `[row, 1]`: those of padding.
+
+    Where a prompt ends in a masked token, which has the position 0, transformers counts on from that, not from the
+    last token of the text.
+    """
+    hidden = (mask == 0).sum(1, keepdim=True)
+    counts_on = hasattr(module, "_prepare_position_ids_for_generation")  # versions before count the mask at each token
+    return torch.where(mask[:, -1:] == 0, mask.shape[1] - 1, hidden) if counts_on else hidden
+
+
 def vocab_of(module: Any) -> int:
     """The width of the logits."""
     head = module.get_output_embeddings()
@@ -108,7 +119,7 @@ class DecodeState:
         self.cache.reset()
         self.mask.fill_(1)
         self.mask[:, :start] = mask
-        self.padding.copy_((mask == 0).sum(1, keepdim=True))
+        self.padding.copy_(_hidden_before(self.module, mask))
         self.tokens[:, :start] = ids
         self.finished.zero_()
         self.sampler.set(sampling)
