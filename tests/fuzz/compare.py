@@ -41,7 +41,11 @@ def is_exact(program: Program) -> bool:
         return False  # a GPU's kernels are also chosen by where in memory a tensor lies
     places = [hook.place for hook in hooks_of(program)]
     places += [gradient.place for run in runs(program) for gradient in run.gradients]
-    is_data = any(hook.way == "edit" for hook in hooks_of(program))
+    hooks = hooks_of(program)
+    is_inference = isinstance(program.network, Language) and any(run.mode == "inference" for run in runs(program))
+    if is_inference and any(hook.way in ("in place", "data") for hook in hooks):
+        return False  # a part of a tensor is copied to memory of its own, where kernels round in other places
+    is_data = any(hook.way == "edit" for hook in hooks)
     return not has_fused_attention and not is_data and not any(place.inside for place in places)
 
 

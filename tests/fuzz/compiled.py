@@ -16,7 +16,7 @@ from fuzz.subject import quietly
 import hookline
 
 KINDS = ("llama", "gpt2", "gpt_neox")
-MOST = 4
+MOST = 8
 """How many models have graphs at a time."""
 _wrappers: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
 

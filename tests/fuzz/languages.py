@@ -73,6 +73,15 @@ def first_state(network: Language) -> tuple[dict[str, Tensor], dict[str, Tensor]
     return dict(named), {name: x.detach().clone() for name, x in named}
 
 
+@cache
+def draws(network: Language) -> bool:
+    """Whether a model draws random numbers, in eval mode too."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.manual_seed(0).get_state()
+        build(network)(**inputs(network, Run())[1])
+        return not torch.equal(before, torch.get_rng_state())
+
+
 def text(mask: Tensor, columns: int | None = None) -> Text:
     """Where the tokens of each row are, in the last columns of a mask that was 1 for tokens."""
     positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, -1)

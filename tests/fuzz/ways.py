@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from fuzz import languages
 from fuzz.library import Library, pairs, received
 from fuzz.oracle import ANYTHING, Observed
 from fuzz.program import Add, Attach, Language, Plain, Program, Remove, Run, runs
@@ -71,8 +72,9 @@ def is_for_threads(program: Program) -> bool:
     network = program.network
     if isinstance(network, Plain) and any(word in repr((network.parts, network.lines)) for word in WITH_STATE):
         return False
-    draws = isinstance(network, Language) and network.kind in ("nllb-moe",)  # random numbers in eval mode, too
-    return not draws and all(run.mode != "grad" and not run.is_training for run in runs(program))
+    if isinstance(network, Language) and languages.draws(network):
+        return False
+    return all(run.mode != "grad" and not run.is_training for run in runs(program))
 
 
 def in_two_threads(subject: Subject, program: Program) -> Observed:
