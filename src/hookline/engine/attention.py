@@ -323,7 +323,10 @@ class AttentionSteps(FunctionInterceptor):
             return mixed
         # In the graph, because a hook kept what it got, or for its gradient: only gradients flow through it.
         try:
-            own: Tensor = Alias.apply(mixed, self._fused_output(call) if output is None else output)
+            if output is None:
+                with torch.no_grad():
+                    output = self._fused_output(call)
+            own: Tensor = Alias.apply(mixed, output)
         except RuntimeError:  # inside a transform, or with derivatives in forward mode
             return mixed
         return own

@@ -76,7 +76,7 @@ class FunctionInterceptor:
         raise NotImplementedError
 
     def has_other(self) -> bool:
-        """Whether a second copy of hookline intercepts the same module, which sees what is computed here."""
+        """Whether others see what is computed here: a second copy of hookline, or a mode for functions."""
         return False
 
     def check(self) -> None:
@@ -147,9 +147,9 @@ class ModeInterceptor(FunctionInterceptor, TorchFunctionMode):
             _C._push_on_torch_function_stack(mode)
 
     def has_other(self) -> bool:
-        """Whether another mode is for the same module."""
-        others = (mode for mode in _get_current_function_mode_stack() if mode is not self)
-        return any(getattr(mode, "module", None) is self.module for mode in others)
+        """Whether another mode is for the same module, or for functions."""
+        others = [mode for mode in _get_current_function_mode_stack() if mode is not self]
+        return any(getattr(mode, "module", None) is self.module or _is_of_others(mode) for mode in others)
 
     def _is_on_top(self) -> bool:
         """Whether torch would call it first."""
@@ -190,8 +190,15 @@ class OperatorInterceptor(FunctionInterceptor):
         return operators.without_kernels(function, args, kwargs)
 
     def has_other(self) -> bool:
-        """Whether its own calls reach an interceptor of the same module."""
-        return self.outer is not None and self.outer.module is self.module
+        """Whether its own calls reach an interceptor of the same module, or a mode for functions."""
+        if self.outer is not None and self.outer.module is self.module:
+            return True
+        return _C._len_torch_function_stack() > 0 and any(map(_is_of_others, _get_current_function_mode_stack()))
+
+
+def _is_of_others(mode: Any) -> bool:
+    """Whether it is no mode of torch itself (for a default device, say), and none of these."""
+    return not (isinstance(mode, FunctionInterceptor) or type(mode).__module__.startswith("torch."))
 
 
 class _Stack(threading.local):
