@@ -162,6 +162,9 @@ class Subject:
         if "error" not in observed:
             return observed | passing.observed
         plain = self.changed_by(run)  # how much of it is done when an error ends the pass is not said
+        ignored = {module for module, _ in passing.ignored}
+        if any(acting.hook.place.module in ignored for acting in edits):  # those write to arguments of their modules
+            plain |= {name for name in observed if name.startswith(("the user's input", "state"))}
         return {name: oracle.ANYTHING if name in plain else value for name, value in observed.items()}
 
     def changed_by(self, run: Run) -> set[str]:
