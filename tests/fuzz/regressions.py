@@ -131,4 +131,17 @@ REGRESSIONS: tuple[tuple[str, str, Program], ...] = (
             ),
         ),
     ),
+    (
+        "in a padded batch a network without classic points was edited at columns, in a context at positions of the text",
+        "uncompiled",
+        Program(
+            Language("llama", as_module=True),
+            (
+                Run(
+                    (Hook(at("model.layers.2.mlp"), "add", "edit", (("width", 32), ("pos", (0,)))),),
+                    options=(("padding", "left"),),
+                ),
+            ),
+        ),
+    ),
 )
