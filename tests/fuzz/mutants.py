@@ -90,8 +90,8 @@ MUTANTS = (
     Mutant(
         "reads do not see what hooks of others changed",
         "engine/actions.py",
-        "        late = self.is_late and has_foreign_hooks(site.module, site.kind)",
-        "        late = False",
+        "        self.tap = site.last_tap() if self.is_late else site.tap",
+        "        self.tap = site.tap",
     ),
     Mutant(
         "a hook stays on its module",

@@ -132,7 +132,7 @@ REGRESSIONS: tuple[tuple[str, str, Program], ...] = (
         ),
     ),
     (
-        "in a padded batch a network without classic points was edited at columns, in a context at positions of the text",
+        "in a padded batch run_with_hooks of any module counted positions in columns, a context in the text",
         "uncompiled",
         Program(
             Language("llama", as_module=True),
