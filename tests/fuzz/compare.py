@@ -16,7 +16,7 @@ from zoo.oracle import distance, same_bits
 CLOSE = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 0.08}
 """How far gradients, and edits as data, may be from those by hand, relative to the largest value: both are added or
 rounded in another order. Functions and what is read must have the same bits."""
-INEXACT = ("gradient", "output ('loss'")
+INEXACT = ("gradient", *(f"output ('{name}'" for name in ("loss", "sweep", "ablate", "harvest")))
 HOOKED_GRADIENT = re.compile(r"\d+ gradient \d+ \d+$")
 
 

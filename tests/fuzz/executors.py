@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fuzz import compiled, ways
+from fuzz import compiled, sharded, ways
 from fuzz.library import Library, read_at
 from fuzz.oracle import Observed
 from fuzz.program import Language, Program, Run, runs
@@ -63,5 +63,7 @@ EXECUTORS = (
     Executor("again", lambda program: True, ways.again),
     # A graph is for a bucket of lengths: products of other sizes are rounded in another way.
     Executor("compiled", compiled.is_compiled, of(compiled.Compiled), is_exact=False, only_text=True),
+    # Sums over processes are added in another order.
+    Executor("sharded", sharded.is_sharded, sharded.run, is_exact=False, only_text=True),
     Executor("threads", ways.is_for_threads, ways.in_two_threads),
 )

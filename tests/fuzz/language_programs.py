@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from fuzz import classic, compiled, language_runs, languages
+from fuzz import classic, compiled, language_runs, languages, sharded
 from fuzz.generate import Generator, Sight, sights
-from fuzz.program import Gradient, Hook, Language, Place, Program, Run, Step
+from fuzz.program import Attach, Enter, Gradient, Hook, Language, Leave, Place, Program, Remove, Run, Step
 from fuzz.subject import InvalidError, Subject, quietly
 
 COMMON = (
@@ -20,6 +20,7 @@ COMMON = (
 """Architectures that get half of all programs."""
 POSITIONS = (0, 1, -1, -2)
 """Positions of edits: every row of a padded batch has them."""
+SWEPT = ("resid_pre", "resid_post", "attn_out", "mlp_out", "z", "q", "k", "v")
 BACKWARD = ("read", "read", "negate", "leaky")
 
 
@@ -29,6 +30,8 @@ def language(choose: random.Random) -> Language:
     kind = choose.choice(languages.FAMILIES[family])
     if family == "causal" and choose.random() < 0.6:
         kind = choose.choice(COMMON)
+    if choose.random() < 0.1:
+        return Language(choose.choice(sharded.KINDS))
     if choose.random() < 0.15:
         return Language(choose.choice(compiled.KINDS), dtype=choose.choice(("float32",) * 4 + ("bfloat16",)))
     return Language(
@@ -70,13 +73,21 @@ def is_by_position(place: Place) -> bool:
 
 def without_early_ends(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """The same with runs of all layers: an error behind the last layer that is read would not be raised."""
-    early = ("does", "cache")
+    logits = ("does", "logits")
     return tuple(
-        replace(step, options=tuple(option for option in step.options if option != early))
+        replace(step, options=tuple(logits if option == ("does", "cache") else option for option in step.options))
         if isinstance(step, Run)
         else step
         for step in steps
     )
+
+
+def for_shards(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same without hooks of others, which get the part of a process; every run shows logits at least."""
+    attached = {step.number for step in steps if isinstance(step, Attach)}
+    kept = [step for step in steps if not (isinstance(step, Attach | Remove) and step.number in attached)]
+    last = Run(seed=1, options=(("does", "logits"),))
+    return tuple(last if step == Run(seed=1) else step for step in kept)
 
 
 class LanguageGenerator(Generator):
@@ -86,14 +97,14 @@ class LanguageGenerator(Generator):
         super().__init__(choose, seen, set(), subject.module)
         self.network = subject.network
         self.classic: list[Sight] = []
-        self.is_for_graphs = False
+        self.is_for_graphs = self.is_for_shards = False
         self.network_layers = getattr(subject.module.config, "num_hidden_layers", 0)
         takes_mask = "attention_mask" in inspect.signature(subject.module.forward).parameters
         self.can_pad = self.network.family in ("causal", "encoder") and takes_mask
 
     def place(self, *, floats: bool = False) -> Sight:
         """A point: a classic one mostly, where the oracle knows them."""
-        if self.classic and (self.is_for_graphs or self.choose.random() < 0.8):
+        if self.classic and (self.is_for_graphs or self.is_for_shards or self.choose.random() < 0.8):
             return self.choose.choice(self.classic)
         return super().place(floats=floats)
 
@@ -129,6 +140,12 @@ class LanguageGenerator(Generator):
         if self.is_for_graphs:
             return self.compiled_run()
         run = super().run()
+        if self.is_for_shards:
+            mode = self.choose.choice(("no_grad", "inference"))
+            run = replace(run, gradients=(), mode=mode, is_training=False, autocast=False)
+            run = self.done(run, self.options())
+            does = dict(run.options)["does"]
+            return run if does in sharded.DOES else replace(run, options=(("does", "logits"),))
         if run.reads == "all" and not self.network.as_module:
             places = [self.place().place for _ in range(self.choose.randint(2, 8))]
             run = replace(run, reads=tuple({place.name: place for place in places}.values()))
@@ -183,10 +200,30 @@ class LanguageGenerator(Generator):
         mode = self.choose.choice(("no_grad", "inference"))
         return Run(tuple(hooks), mode=mode, seed=self.choose.randrange(100), options=tuple(options.items()))
 
+    def experiment(self) -> tuple[Step, ...]:
+        """A sweep, an ablation or a harvest; some in a context with edits at other points."""
+        choose = self.choose
+        does = choose.choice(language_runs.EXPERIMENTS)
+        found = {kind for kind in SWEPT for seen in self.classic if language_runs.is_of(seen.place, kind)}
+        kind = choose.choice(sorted(found))
+        over = choose.choice(("pos", "head")) if kind in ("z", "q", "k", "v") else "pos"
+        options = {"does": does, "points": kind, "over": over, "layer": choose.randrange(self.network_layers)}
+        run = Run(seed=choose.randrange(100), options=tuple(options.items()))
+        swept = {seen.place.module for seen in self.classic if language_runs.is_of(seen.place, kind)}
+        hooks = [self.edit(choose.choice(self.classic)) for _ in range(choose.choice((0, 0, 1)))]
+        hooks = [
+            hook for hook in hooks if hook.way == "edit" and not hook.place.inside and hook.place.module not in swept
+        ]
+        return (Enter(tuple(hooks)), run, Leave()) if hooks else (run,)
+
     def steps(self) -> tuple[Step, ...]:
         """As in any network; or one run of some layers."""
-        if self.classic and not self.is_for_graphs and self.choose.random() < 0.08:
+        if self.classic and not self.is_for_graphs and not self.is_for_shards and self.choose.random() < 0.08:
             return (self.of_layers(),)
+        if self.classic and not self.is_for_graphs and not self.is_for_shards and self.choose.random() < 0.1:
+            return self.experiment()
+        if self.is_for_shards:
+            return without_early_ends(for_shards(super().steps()))
         if not self.is_for_graphs:
             steps = super().steps()
             return without_early_ends(steps) if "change='raise'" in repr(steps) else steps
@@ -221,5 +258,7 @@ def language_program(seed: int) -> tuple[Program, Subject]:
                 if network.kind in compiled.KINDS and is_usual and choose.random() < 0.6:
                     generator.is_for_graphs = True
                     generator.classic = [seen for seen in generator.classic if not seen.place.inside]
+                elif sharded.is_sharded(Program(network, ())) and choose.random() < 0.6:
+                    generator.is_for_shards = True
             return Program(network, generator.steps()), subject
     raise InvalidError(f"seed {seed}: no model of 50 runs")

@@ -131,4 +131,17 @@ REGRESSIONS: tuple[tuple[str, str, Program], ...] = (
             ),
         ),
     ),
+    (
+        "in a padded batch run_with_hooks of any module counted positions in columns, a context in the text",
+        "uncompiled",
+        Program(
+            Language("llama", as_module=True),
+            (
+                Run(
+                    (Hook(at("model.layers.2.mlp"), "add", "edit", (("width", 32), ("pos", (0,)))),),
+                    options=(("padding", "left"),),
+                ),
+            ),
+        ),
+    ),
 )

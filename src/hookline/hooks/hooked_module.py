@@ -13,11 +13,26 @@ from hookline.engine.hooked import Hooked
 from hookline.engine.names import Points
 from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
+from hookline.engine.schedule import active
+from hookline.engine.signatures import parameters_of
 from hookline.engine.split_values import check_not_sharded
 from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError, how_many
 from hookline.hooks.attention_check import AttentionReport, check_attention
 from hookline.hooks.registry import Registry
+from hookline.text.forward_pass import begin_pass
+
+_TEXT = frozenset(["input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"])
+"""Arguments that are texts."""
+
+
+def note_text(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note where the text of an input is, in whose positions edits and caches count; contexts do so themselves."""
+    runs = active.get()
+    if runs and False not in [run.is_one_pass for run in runs]:
+        names = parameters_of(root)[0]
+        if not _TEXT.isdisjoint(names) or (kwargs and not _TEXT.isdisjoint(kwargs)):
+            begin_pass(root, dict(zip(names, args, strict=False)) | kwargs, is_only=True)
 
 
 @verbs
@@ -56,6 +71,7 @@ class HookedModule(Hooked, Delegate):
         """Run the module, with the active hooks."""
         if kwargs and _is_of_transformers(self.module):
             self._check_options(kwargs)
+        note_text(self._points.root, args, kwargs)
         return self._forward(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -152,6 +168,7 @@ class HookedRootModule(nn.Module, Hooked):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, with the active hooks."""
+        note_text(self, args, kwargs)
         return self._run(super().__call__, args, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
