@@ -207,5 +207,5 @@ def language_program(seed: int) -> tuple[Program, Subject]:
 
 
 def program(seed: int) -> tuple[Program, Subject]:
-    """The program of a seed: of every third, on a model of transformers."""
-    return language_program(seed) if seed % 3 == 2 else plain_program(seed)
+    """The program of a seed: of every sixth, on a model of transformers, which takes ten times as long."""
+    return language_program(seed) if seed % 6 == 5 else plain_program(seed)
