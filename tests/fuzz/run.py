@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -180,9 +181,36 @@ def recorded(path: Path) -> Counter[str]:
     return total
 
 
+RECORD = HERE / "counts.json"
+"""The counts of the runs that were recorded, of all machines."""
+PAGE = HERE.parents[1] / "docs" / "reliability.md"
+MARKS = re.compile(r"(<!-- counts: .*? -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def record(counts: Counter[str]) -> None:
+    """Add the counts of a run to those that are kept with the code, and write them into the page."""
+    total = Counter(json.loads(RECORD.read_text())) if RECORD.exists() else Counter[str]()
+    total += counts
+    RECORD.write_text(json.dumps(dict(sorted(total.items())), indent=1) + "\n")
+    PAGE.write_text(MARKS.sub(lambda marks: marks[1] + table(total) + marks[2], PAGE.read_text()))
+
+
+def table(total: Counter[str]) -> str:
+    """What ran, as Markdown."""
+    executors = sorted({name.rsplit(" ", 1)[0] for name in total if name.split()[-1] in VERDICTS})
+    rows = [f"| {name} | {sum(total[f'{name} {verdict}'] for verdict in VERDICTS):,} |" for name in executors]
+    return (
+        f"So far {total['programs']:,} programs ran: {pairs(total):,} pairs of a program and a way of running it.\n\n"
+        "| way | programs |\n| --- | --- |\n" + "\n".join(rows) + "\n\n"
+    )
+
+
+VERDICTS = ("agrees", "refused", "fails")
+
+
 def pairs(counts: Counter[str]) -> int:
     """How many pairs of a program and an executor were compared."""
-    return sum(count for name, count in counts.items() if name.split()[-1] in ("agrees", "refused", "fails"))
+    return sum(count for name, count in counts.items() if name.split()[-1] in VERDICTS)
 
 
 def main() -> None:
@@ -194,10 +222,17 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=0, help="how many at most")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--device", default="cpu", help="where the networks and what they get are")
+    parser.add_argument(
+        "--record", action="store_true", help="only add the counts in the folder to those of the project"
+    )
     parser.add_argument("--until-failure", action="store_true", help="stop at the first failure")
     parser.add_argument("--out", type=Path, default=OUT, help="where failures and counts are kept")
     parser.add_argument("--only", nargs="*", help="names of executors")
     options = parser.parse_args()
+    if options.record:
+        record(recorded(options.out / "counts.jsonl"))
+        (options.out / "counts.jsonl").unlink()
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     counts = run(options)
     options.out.mkdir(parents=True, exist_ok=True)
