@@ -116,7 +116,10 @@ def unit(x: Tensor) -> Tensor:
 
 
 class Text(NamedTuple):
-    """Where the tokens of a batch are: the position in its text of each [row, column], -1 for padding."""
+    """Where the tokens of a batch are: the position in its text of each [row, column], -1 for padding.
+
+    An activation has the last of these columns: in a generation, those of the pass, or as keys have, all so far.
+    """
 
     positions: Tensor
     lengths: Tensor
@@ -131,7 +134,7 @@ def edited(x: Tensor, change: str, where: dict[str, Any], text: Text | None = No
     if text is not None and where.get("pos") is not None:
         asked = torch.tensor(where["pos"])
         asked = torch.where(asked < 0, asked + text.lengths[:, None], asked)
-        chosen = (text.positions[..., None] == asked[:, None]).any(-1)
+        chosen = (text.positions[:, -x.shape[1] :, None] == asked[:, None]).any(-1)
         inside = inside & chosen.view(*chosen.shape, *[1] * (x.ndim - 2))
         where = {**where, "pos": None}
     for name, axis in (("pos", 1), ("head", 2), ("neuron", -1)):

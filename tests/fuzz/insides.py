@@ -90,7 +90,7 @@ class LanguagePass(Pass):
             self.columns += ids.shape[1]
             mask = functional.pad(self.prompt, (0, self.columns - self.prompt.shape[1]), value=1)
         if isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.ndim == 2:
-            text = languages.text(mask, ids.shape[1])
+            text = languages.text(mask)
         for acting in self.edits:
             acting.text = text
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from fuzz import classic, compiled, language_runs, languages, sharded
+from fuzz import changes, classic, compiled, language_runs, languages, sharded
 from fuzz.generate import Generator, Sight, sights
 from fuzz.program import Attach, Enter, Gradient, Hook, Language, Leave, Place, Program, Remove, Run, Step
 from fuzz.subject import InvalidError, Subject, quietly
@@ -125,7 +125,9 @@ class LanguageGenerator(Generator):
     def hook(self) -> Hook:
         """A hook; in a program for graphs an edit as data, which compiles nothing."""
         if not self.is_for_graphs:
-            return super().hook()
+            hook = super().hook()
+            is_mean = hook.place.inside == "scores" and hook.change in changes.KEEPING  # of what is masked, too
+            return replace(hook, change="half") if is_mean else hook
         seen = self.place()
         while seen.shape[-1] % languages.LENGTH == 0:
             seen = self.place()
@@ -182,7 +184,7 @@ class LanguageGenerator(Generator):
             run = replace(run, gradients=(), reads=reads or None, mode=mode, is_training=False, autocast=False)
         if does == "cache":
             reads = run.reads or (self.place().place,)
-            run = replace(run, gradients=(), reads=reads, mode="no_grad")
+            run = replace(run, gradients=(), reads=reads, mode="no_grad", is_training=False)
         return replace(run, options=tuple({**options, "does": does}.items()))
 
     def of_layers(self) -> Run:

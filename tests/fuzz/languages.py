@@ -82,10 +82,9 @@ def draws(network: Language) -> bool:
         return not torch.equal(before, torch.get_rng_state())
 
 
-def text(mask: Tensor, columns: int | None = None) -> Text:
-    """Where the tokens of each row are, in the last columns of a mask that was 1 for tokens."""
-    positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, -1)
-    return Text(positions if columns is None else positions[:, -columns:], mask.sum(-1))
+def text(mask: Tensor) -> Text:
+    """Where the tokens of each row are, from a mask that is 1 for tokens."""
+    return Text((mask.cumsum(-1) - 1).masked_fill(mask == 0, -1), mask.sum(-1))
 
 
 def mask_of(run: Run) -> Tensor:
