@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import hypothesis
 import numpy
 import pytest
 import shape_checks
@@ -23,6 +24,8 @@ import hookline  # noqa: E402
 from hookline.engine import compiling, interception, operators, schedule, taps  # noqa: E402
 from hookline.engine.calls import running  # noqa: E402
 
+hypothesis.settings.register_profile("any machine", deadline=None)  # no test asserts a time
+hypothesis.settings.load_profile("any machine")
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
 

@@ -71,7 +71,8 @@ class HookedModule(Hooked, Delegate):
         """Run the module, with the active hooks."""
         if kwargs and _is_of_transformers(self.module):
             self._check_options(kwargs)
-        note_text(self._points.root, args, kwargs)
+        if not torch.compiler.is_compiling():  # no run is open in code that is being compiled
+            note_text(self._points.root, args, kwargs)
         return self._forward(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
