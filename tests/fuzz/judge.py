@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from fuzz import compare, networks, oracle
+from fuzz.changes import KEEPING
 from fuzz.oracle import ANYTHING, Observed
-from fuzz.program import Plain, Program, Run, hooks_of, runs
+from fuzz.program import Language, Plain, Program, Run, hooks_of, runs
 from fuzz.shrink import shrink
 from fuzz.subject import Subject, quietly
 from torch import nn
@@ -34,8 +35,8 @@ class Verdict(NamedTuple):
     text: str = ""
 
 
-def by_hand(subject: Subject, program: Program) -> Observed | Verdict:
-    """What the oracle observes, or why the program cannot be run even by hand."""
+def by_hand(subject: Subject, program: Program, *, is_clear: bool = False) -> Observed | Verdict:
+    """What the oracle observes, or why the program cannot be run even by hand. `is_clear`: somebody looked at it."""
     modes = {run.mode for run in runs(program)}
     if (
         isinstance(program.network, Plain)
@@ -43,6 +44,9 @@ def by_hand(subject: Subject, program: Program) -> Observed | Verdict:
         and any("Blind" in part for _, part in program.network.parts)
     ):
         return Verdict("invalid", "torch takes wrong gradients where a module writes through `.data`")
+    parts = [part for _, part in program.network.parts] if isinstance(program.network, Plain) else []
+    if not is_clear and (unsaid := unsaid_by_hand(program, parts)) is not None:
+        return Verdict("invalid", unsaid)
     if any(run.is_training for run in runs(program)) and any(hook.way == "edit" for hook in hooks_of(program)):
         return Verdict("invalid", "dropout draws numbers in the order of the memory, which edits as data may change")
     try:
@@ -62,6 +66,40 @@ def by_hand(subject: Subject, program: Program) -> Observed | Verdict:
         return Verdict("invalid", f"{type(error).__name__}: {error}"[:200])
     finally:
         subject.restore()
+
+
+WRITES = re.compile(r"inplace=True|Scale\(\)|Clear\(\)|Residual|\w_\(|\+= ")
+ALIASES = ("nn.Identity()", "Same()", "Turn()", "nn.Dropout", "nn.Sequential(nn.Identity()", "Own()", "Store()")
+
+
+def unsaid_by_hand(program: Program, parts: list[str]) -> str | None:
+    """Why clones made by hand cannot say what a program must show; None if they can."""
+    has_checkpoint = any(part.startswith("Again(") for part in parts)
+    if has_checkpoint and any(hook.change in KEEPING for hook in hooks_of(program)):
+        return "a function that keeps state is called twice in a checkpointed region"
+    places = [hook.place for hook in hooks_of(program)]
+    places += [gradient.place for run in runs(program) for gradient in run.gradients]
+    if has_checkpoint and any(place.call is not None for place in places):
+        return "calls have no number where a checkpoint runs its region again"
+    if isinstance(program.network, Language) and any(run.is_training and run.options for run in runs(program)):
+        return "how many random numbers a run draws that ends early"
+    for run in runs(program):
+        at_event: dict[tuple[str, str], set[Any]] = {}
+        for gradient in run.gradients:
+            at_event.setdefault((gradient.place.module, gradient.place.side), set()).add(gradient.place.path)
+        if any(None in paths and len(paths) > 1 for paths in at_event.values()):
+            return "two gradients at one event, which may be of one tensor"
+    if isinstance(program.network, Plain) and any(run.gradients for run in runs(program)):
+        table = dict(program.network.parts)
+        writes = any(WRITES.search(text) for text in (*parts, *program.network.lines))
+        if writes and any((place.module, place.side) == ("", "input") for place in places):
+            return "whether the edited input of a network that writes to it has a graph"
+        for run in runs(program):
+            for place in (gradient.place for gradient in run.gradients):
+                part = table.get(place.module.split(".")[0], "")
+                if writes and (part.startswith(ALIASES) or not place.module or part in ("Clear()", "Scale()")):
+                    return "the gradient of a tensor that has several names, to one of which the network writes"
+    return None
 
 
 def without_gradients(program: Program) -> Program:

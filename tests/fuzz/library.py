@@ -120,6 +120,8 @@ class Library:
         for index, gradient in enumerate(run.gradients):
             if any(f"{gradient.place.name!r}:" in text for text in texts):  # the library says that there is none
                 observed = {f"gradient {index} {call}": ANYTHING for call in range(4)} | observed
+                if gradient.change != "read":
+                    observed = {name: ANYTHING if "gradient" in name else value for name, value in observed.items()}
         return observed
 
     def call(self, run: Run, kept: Observed, args: Any, kwargs: Any) -> Any:

@@ -91,6 +91,22 @@ REGRESSIONS: tuple[tuple[str, str, Program], ...] = (
         ),
     ),
     (
+        "a tensor that an output has twice was edited once, if the model wrote to its edited input",
+        "uncompiled",
+        Program(
+            Plain((), ("v1 = x.view(x.shape)", "v1 += v1", "return (v1, v1)"), X),
+            (Run((Hook(at(""), "half"), Hook(at("", "input"), "half"))),),
+        ),
+    ),
+    (
+        "an edit in a checkpointed region left its hooks on the module, if it cut the graph",
+        "uncompiled",
+        Program(
+            Plain((("m0", "Again()"),), ("v0 = self.m0(x)", "v2 = self.m0(v0)", "return v2"), X),
+            (Run((Hook(at("m0.body", "input"), "replace", "edit", (("width", 8),)),), mode="grad"),),
+        ),
+    ),
+    (
         "a gradient that begins inside a checkpointed region made torch raise CheckpointError",
         "uncompiled",
         Program(

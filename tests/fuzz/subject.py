@@ -63,7 +63,9 @@ class Subject:
         if not isinstance(self.network, Plain):
             return set()
         lines, calls, ignored = self.network.lines, Counter[str](), set()
-        residuals = {name for name, part in self.network.parts if part == "Residual()"}
+        last_inside = {name: "act" for name, part in self.network.parts if part == "Residual()"}
+        sequences = [name for name, part in self.network.parts if part.startswith("nn.Sequential(")]
+        last_in_sequence = {name: str(len(list(self.module.get_submodule(name).children())) - 1) for name in sequences}
         for index, line in enumerate(lines):
             variable = STORED.match(line)
             later = " ".join((line[variable.end() :] if variable else "", *lines[index + 1 :]))
@@ -72,8 +74,10 @@ class Subject:
             for name in CALLED.findall(line):
                 if is_whole is not None and not is_read:
                     ignored.add((name, calls[name]))
-                if name in residuals:
-                    ignored.add((f"{name}.act", calls[name]))
+                    if name in last_in_sequence:  # which returns what its last module returns
+                        ignored.add((f"{name}.{last_in_sequence[name]}", calls[name]))
+                if name in last_inside:
+                    ignored.add((f"{name}.{last_inside[name]}", calls[name]))
                 calls[name] += 1
         return ignored
 

@@ -40,7 +40,7 @@ def test_regressions(number) -> None:
     _, name, program = REGRESSIONS[number]
     executor = next(executor for executor in EXECUTORS if executor.name == name)
     subject = Subject(program.network)
-    expected = judge.by_hand(subject, program)
+    expected = judge.by_hand(subject, program, is_clear=True)
     assert not isinstance(expected, judge.Verdict), expected
     assert judge.judge(subject, program, executor, expected) == judge.AGREES
 

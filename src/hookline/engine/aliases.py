@@ -139,7 +139,7 @@ def noted_sent(module: nn.Module, old: Any, new: Any) -> Any:
             continue
         if is_same_memory(before, after):
             if (sent := _sent_to(module, before)) is not None:  # edited, and then led through a view for its gradient
-                call_arguments.sent[id(after)] = sent._replace(new=after, version=_version(after))
+                call_arguments.sent[id(after)] = _kept(sent._replace(new=after, version=_version(after)))
         else:
             original = getattr(after, "_hookline_original", None)
             is_copy = (original is not None and original() is before) or is_unchanged(after, before)
@@ -147,7 +147,7 @@ def noted_sent(module: nn.Module, old: Any, new: Any) -> Any:
                 after, counted = _counted(after), after
                 new = _swapped(new, counted, after)
             kept = snapshot(after.detach(), is_ours=True)
-            call_arguments.sent[id(after)] = _Sent(module, before, after, kept, is_copy, _version(after))
+            call_arguments.sent[id(after)] = _kept(_Sent(module, before, after, kept, is_copy, _version(after)))
     return new
 
 
@@ -183,10 +183,24 @@ def give_back(module: nn.Module, value: Any) -> Any:
     return value
 
 
+def _kept(sent: _Sent) -> Any:
+    """The note as it is kept until the module returns. Torch ends a recomputation in the middle of a module.
+
+    So there it must not keep tensors, whose graph would keep what recomputed them, hooks and all.
+    """
+    return sent._replace(old=ref(sent.old), new=ref(sent.new)) if recomputing.is_on else sent  # type: ignore[arg-type]
+
+
 def _sent_to(module: nn.Module, x: Tensor) -> _Sent | None:
     """Take the note that `x` was sent to this module; what was sent to a module around it is given back at its end."""
     sent: _Sent | None = call_arguments.sent.get(id(x))
-    return call_arguments.sent.pop(id(x)) if sent is not None and sent.module is module else None
+    if sent is None or sent.module is not module:
+        return None
+    del call_arguments.sent[id(x)]
+    if not isinstance(sent.old, ref):
+        return sent
+    old, new = sent.old(), sent.new()  # type: ignore[operator]
+    return sent._replace(old=old, new=new) if old is not None and new is x else None
 
 
 def _write(target: Tensor, source: Tensor) -> bool:
@@ -246,13 +260,19 @@ def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
             yield from _pairs(part, others[key])
 
 
-def _swapped(value: Any, new: Tensor, old: Tensor) -> Any:
+def _swapped(value: Any, new: Tensor, old: Tensor, views: dict[int, Tensor] | None = None) -> Any:
+    """The value with `old` in the place of `new`; a view that it has twice remains one tensor."""
+    views = {} if views is None else views
     if value is new:
         return old
     if isinstance(value, Tensor):
-        return _viewed_alike(value, new, old) if is_same_memory(value, new) else value
+        if not is_same_memory(value, new):
+            return value
+        if id(value) not in views:
+            views[id(value)] = _viewed_alike(value, new, old)
+        return views[id(value)]
     for key, child in children(value):
-        other = _swapped(child, new, old)
+        other = _swapped(child, new, old, views)
         if other is not child:
             value = replaced(value, (key,), other)
     return value
