@@ -64,6 +64,15 @@ class LanguagePass(Pass):
             else:
                 yield
 
+    def _of_module(self, name: str, module: nn.Module) -> list[Any]:
+        """Our hooks; what the model itself captures is what leaves them, unless others have hooks there too."""
+        before = dict(module._forward_hooks)
+        handles = super()._of_module(name, module)
+        if all(getattr(hook, "__name__", "") == "output_capturing_hook" for hook in before.values()):
+            for key in before:
+                module._forward_hooks.move_to_end(key)
+        return handles
+
     def edited(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
         if side == "input" and module is self.root:
             self._begins(value[1])

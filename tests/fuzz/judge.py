@@ -22,6 +22,7 @@ REFUSALS = (
     r"was removed or disabled between the forward pass and the backward pass, which recomputes",  # docs/hooks.md
     r"is for one call of its module .* recomputed by a checkpoint",  # calls have no number there (docs/hooks.md)
     r"neuron= indexes the last axis, and .* as of an image",  # docs/hook-objects.md
+    r"has 1 positions, but the text has .* is ambiguous there",  # generate computes the last logits of a prompt only
     r"positions at .* are ambiguous",  # sequence-first modules (docs/hook-objects.md)
     r"two activations would be cached as .* the name of a module",  # docs/names.md
 )

@@ -72,7 +72,7 @@ def is_by_position(place: Place) -> bool:
 
 
 def without_early_ends(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The same with runs of all layers: an error behind the last layer that is read would not be raised."""
+    """The same with runs of all layers: a hook behind the last layer that is read would not be called."""
     logits = ("does", "logits")
     return tuple(
         replace(step, options=tuple(logits if option == ("does", "cache") else option for option in step.options))
@@ -228,7 +228,8 @@ class LanguageGenerator(Generator):
             return without_early_ends(for_shards(super().steps()))
         if not self.is_for_graphs:
             steps = super().steps()
-            return without_early_ends(steps) if "change='raise'" in repr(steps) else steps
+            has_effects = any(f"change='{name}'" in repr(steps) for name in ("raise", *changes.KEEPING))
+            return without_early_ends(steps) if has_effects else steps
         last = Run(seed=1, options=(("does", "logits"),))
         return tuple(last if step == Run(seed=1) else step for step in super().steps())
 

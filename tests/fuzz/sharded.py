@@ -101,7 +101,7 @@ class ShardedSubject(Subject):
     """A part of a model."""
 
     def build(self) -> Any:
-        return built(self.network.kind)
+        return built(self.network.kind, self.network.dtype)
 
     def remember(self) -> None:
         """Parameters are parts, and nothing changes them."""
@@ -114,14 +114,14 @@ class ShardedSubject(Subject):
 
 
 @cache
-def built(kind: str) -> Any:
+def built(kind: str, dtype: str) -> Any:
     """The part of a model that this process has."""
     import sharded_models
 
     with tempfile.TemporaryDirectory() as folder:
         shared = [folder]
         torch.distributed.broadcast_object_list(shared, 0)
-        module = sharded_models.both(kind, shared[0])[1]
+        module = sharded_models.both(kind, shared[0], getattr(torch, dtype))[1]
         torch.distributed.barrier()
     return module
 
