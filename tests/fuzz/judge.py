@@ -153,20 +153,23 @@ def judge(subject: Subject, program: Program, executor: Any, expected: Observed)
 def settled(program: Program, executor: Any, unlike: str) -> Verdict:
     """The verdict about a difference that may be rounding, which norms of small numbers and choices of experts enlarge.
 
-    In float64 rounding is smaller by nine digits, and a mistake is as large as before.
+    In float64 rounding is smaller by nine digits, and a mistake is as large as before. What cannot run in it is judged
+    in float32.
     """
     network = program.network
     may_be_rounding = not (executor.is_exact and compare.is_exact(program)) or " gradient" in unlike
     if not may_be_rounding or network.dtype == "float64" or "differs by" not in unlike:
         return Verdict("fails", unlike)
     steps = [replace(step, autocast=False) if isinstance(step, Run) else step for step in program.steps]
-    wide = Program(replace(network, dtype="float64"), tuple(steps))
-    subject = Subject(wide.network)
-    expected = by_hand(subject, wide)
-    if isinstance(expected, Verdict):
-        return Verdict("fails", unlike)
-    verdict = judge(subject, wide, executor, expected)
-    return Verdict("fails", f"{unlike}; in float64: {verdict.text}") if verdict.kind == "fails" else verdict
+    for dtype in ("float64", "float32") if network.dtype == "bfloat16" else ("float64",):
+        wide = Program(replace(network, dtype=dtype), tuple(steps))
+        subject = Subject(wide.network)
+        expected = by_hand(subject, wide)
+        if not isinstance(expected, Verdict):
+            verdict = judge(subject, wide, executor, expected)
+            is_wrong = verdict.kind == "fails"
+            return Verdict("fails", f"{unlike}; in {dtype}: {verdict.text}") if is_wrong else verdict
+    return Verdict("fails", unlike)
 
 
 AGREES = Verdict("agrees")

@@ -10,7 +10,7 @@ from typing import Any
 
 from fuzz import changes, classic, compiled, language_runs, languages, sharded
 from fuzz.generate import Generator, Sight, sights
-from fuzz.program import Attach, Enter, Gradient, Hook, Language, Leave, Place, Program, Remove, Run, Step
+from fuzz.program import Attach, Enter, Foreign, Gradient, Hook, Language, Leave, Place, Program, Remove, Run, Step
 from fuzz.subject import InvalidError, Subject, quietly
 
 COMMON = (
@@ -110,7 +110,7 @@ class LanguageGenerator(Generator):
 
     def edit(self, seen: Sight) -> Hook:
         """An edit as data, at positions of the text; its vectors have the width of the activation in every run."""
-        if seen.shape[-1] % languages.LENGTH == 0:
+        if seen.shape[-1] % languages.LENGTH == 0 or len(seen.shape) < 2:
             return Hook(seen.place, "half")
         hook = super().edit(seen)
         where = dict(hook.where)
@@ -127,11 +127,19 @@ class LanguageGenerator(Generator):
         if not self.is_for_graphs:
             hook = super().hook()
             is_mean = hook.place.inside == "scores" and hook.change in changes.KEEPING  # of what is masked, too
+            if hook.place.inside == "scale" and hook.change in ("row", "zero", "project_out"):  # nothing divides by 0
+                return replace(hook, change="scale" if hook.way == "edit" else "half")
             return replace(hook, change="half") if is_mean else hook
         seen = self.place()
         while seen.shape[-1] % languages.LENGTH == 0:
             seen = self.place()
         return self.edit(seen)
+
+    def foreign(self, **options: Any) -> Foreign:
+        """A torch hook of others; not where the stream after attention is made, which they get after our edits."""
+        foreign = super().foreign(**options)
+        sums = {seen.place.module for seen in self.classic if language_runs.is_of(seen.place, "attn_out")}
+        return replace(foreign, side="input") if foreign.module in sums else foreign
 
     def gradient(self) -> Gradient | None:
         """A backward hook that leaves a gradient of zero as it is: behind a constant there is none to change."""

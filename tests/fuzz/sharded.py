@@ -60,7 +60,11 @@ class Process:
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )
-        atexit.register(self.process.kill)
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
     def send(self, program: Program) -> None:
         assert self.process.stdin is not None
