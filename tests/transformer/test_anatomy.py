@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 WITHOUT_ANATOMY = {
     *("blt", "hrm_text", "longcat_flash", "xlm", "xlnet", "xlstm"),
     *("albert", "flaubert", "fnet", "funnel", "ibert", "canine"),
-    *("fsmt", "glmasr", "longt5", "qwen2_audio", "qwen3_asr", "t5gemma2"),
+    *("fsmt", "glmasr", "longt5", "qwen2_audio", "qwen3_asr"),
 }
 
 
