@@ -38,14 +38,9 @@ class Verdict(NamedTuple):
 
 def by_hand(subject: Subject, program: Program, *, is_clear: bool = False) -> Observed | Verdict:
     """What the oracle observes, or why the program cannot be run even by hand. `is_clear`: somebody looked at it."""
-    modes = {run.mode for run in runs(program)}
-    if (
-        isinstance(program.network, Plain)
-        and "grad" in modes
-        and any("Blind" in part for _, part in program.network.parts)
-    ):
-        return Verdict("invalid", "torch takes wrong gradients where a module writes through `.data`")
     parts = [part for _, part in program.network.parts] if isinstance(program.network, Plain) else []
+    if "Blind()" in parts and any(run.mode == "grad" for run in runs(program)):
+        return Verdict("invalid", "torch takes wrong gradients where a module writes through `.data`")
     if not is_clear and (unsaid := unsaid_by_hand(program, parts)) is not None:
         return Verdict("invalid", unsaid)
     if any(run.is_training for run in runs(program)) and any(hook.way == "edit" for hook in hooks_of(program)):
