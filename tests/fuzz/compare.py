@@ -129,6 +129,7 @@ def largest_gradient(observed: Observed, index: int) -> float:
 def differs(wanted: Any, got: Any, close: float | None, largest: float) -> str | None:
     if not isinstance(wanted, Tensor) or not isinstance(got, Tensor):
         return None if wanted == got else f"{wanted} became {got}"
+    got = got.to(wanted.device)  # the results of experiments are on the CPU, and so is what is sent to processes
     if wanted.is_nested and got.is_nested:
         pairs = list(zip(wanted.unbind(), got.unbind(), strict=False))
         parts = [differs(one, other, close, largest) for one, other in pairs]

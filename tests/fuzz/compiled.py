@@ -39,6 +39,20 @@ class Compiled(Library):
         return _wrappers[key][0]
 
 
+class Inductor(Compiled):
+    """A wrapper whose runs are compiled as users compile them: it takes a minute for a model."""
+
+    backend = "inductor"
+
+
+def is_for_inductor(program: Program) -> bool:
+    """Whether a program is one of those of the two models that are compiled so."""
+    network = program.network
+    if not isinstance(network, Language):
+        return False
+    return is_compiled(program) and (network.kind, network.dtype) in (("llama", "float32"), ("gpt2", "float32"))
+
+
 def is_compiled(program: Program) -> bool:
     """Whether most of a program can run in graphs."""
     network = program.network

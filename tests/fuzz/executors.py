@@ -63,6 +63,7 @@ EXECUTORS = (
     Executor("again", lambda program: True, ways.again),
     # A graph is for a bucket of lengths: products of other sizes are rounded in another way.
     Executor("compiled", compiled.is_compiled, of(compiled.Compiled), is_exact=False, only_text=True),
+    Executor("inductor", compiled.is_for_inductor, of(compiled.Inductor), is_exact=False, only_text=True),
     # Sums over processes are added in another order.
     Executor("sharded", sharded.is_sharded, sharded.run, is_exact=False, only_text=True),
     Executor("threads", ways.is_for_threads, ways.in_two_threads),

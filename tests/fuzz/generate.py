@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from fuzz import changes, networks
-from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Program, Remove, Run, Step
+from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Program, Remove, Run, Step, Swap
 from fuzz.subject import InvalidError, Subject, quietly
-from torch import nn
-from zoo.oracle import Event, Path, watching
+from torch import Tensor, nn
+from zoo.oracle import Event, Path, hooked, memory, tensors, watching
 
 
 @dataclass
@@ -23,6 +23,8 @@ class Sight:
     is_float: bool
     is_strided: bool
     calls: int
+    memory: int = 0
+    """A number for its memory: points of views, such as an output that is also an input, have the same."""
 
 
 def native_name(names: set[str], module: str, side: str, path: Path | None, call: int | None) -> str:
@@ -37,9 +39,15 @@ def native_name(names: set[str], module: str, side: str, path: Path | None, call
 
 def sights(subject: Subject, run: Run) -> list[Sight]:
     """Every tensor that passes an event of the network in a run, as the oracle sees it."""
-    with watching(subject.module) as seen, quietly():
+    kept: dict[tuple[Event, Path], Tensor] = {}
+
+    def keep(_module: nn.Module, event: Event, value: Any) -> None:
+        kept.update({(event, path): x for path, x in tensors(value)})
+
+    with watching(subject.module) as seen, hooked(subject.module, keep, first=False), quietly():
         subject.observe(run, subject.module)
     subject.restore()
+    storages = list(dict.fromkeys(memory(x) for x in kept.values()))
     names = {name for name, _ in subject.module.named_modules(remove_duplicate=False)}
     found: list[Sight] = []
     for event, by_path in seen.tensors.items():
@@ -49,7 +57,8 @@ def sights(subject: Subject, run: Run) -> list[Sight]:
             if not is_first and x is by_path.get(seen.first[event]):
                 continue  # the same tensor twice: its point stands for both places
             for call in {None, event.call} if event.call == 0 else {event.call}:
-                found.append(sight(names, event, path, is_first, call, calls, x))
+                one = sight(names, event, path, is_first, call, calls, x)
+                found.append(replace(one, memory=storages.index(memory(kept[event, path]))))
     return found
 
 
@@ -63,6 +72,10 @@ def sight(names: set[str], event: Event, path: Path, is_first: bool, call: int |
     return Sight(place, tuple(x.shape) if not x.is_nested else (), changes.is_number(x), is_strided, calls)
 
 
+GRAPHS = 60
+"""One of so many programs is for compiled graphs, which take seconds."""
+
+
 class Generator:
     """Random steps at the points of one network."""
 
@@ -71,7 +84,16 @@ class Generator:
     ) -> None:
         self.choose, self.ignored = choose, {name for name, _ in ignored}
         self.seen = [one for one in seen if one.shape or not one.is_strided]
+        self.has_checkpoint = any(type(module).__name__ == "Again" for module in modules.modules())
+        if self.has_checkpoint:  # calls have no number where a checkpoint runs its region again
+            self.seen = [one for one in self.seen if one.place.call is None]
+        self.last: Sight | None = None
+        self.added: Sight | None = None
+        """Where the last hook was, and the last that was added: the next one is often there, too."""
         self.modules = [name for name, _ in modules.named_modules() if name]
+        self.leaves = [
+            name for name, module in modules.named_modules() if name.isalnum() and not list(module.children())
+        ]
         self.numbers: list[int] = []
         self.next = 0
 
@@ -82,7 +104,13 @@ class Generator:
         table = [one for one in table if one.is_float or not floats] or [one for one in plain if one.is_float]
         if not table:
             raise InvalidError("no point")
-        return self.choose.choice(table)
+        return self.one_of(table)
+
+    def one_of(self, table: list[Sight]) -> Sight:
+        """A point out of a table, often one of the same tensor as the last: what acts there has an order."""
+        near = [one for one in table if self.last is not None and one.memory == self.last.memory]
+        self.last = self.choose.choice(near if near and self.choose.random() < 0.3 else table)
+        return self.last
 
     def hook(self) -> Hook:
         seen = self.place()
@@ -91,12 +119,13 @@ class Generator:
             return Hook(seen.place, "same" if choose.random() < 0.5 else "read")
         chance = choose.random()
         if chance < 0.1:
-            return Hook(seen.place, choose.choice(("read", "calls")))
+            return Hook(seen.place, choose.choice(("read", "read" if self.has_checkpoint else "calls")))
         if chance < 0.25 and seen.is_float and len(seen.shape) >= 1:
             return self.edit(seen)
         if chance < 0.28:
             return Hook(seen.place, "raise")
-        change = choose.choice((*changes.CHANGES, *changes.KEEPING[:1], "mean"))
+        keeping = () if self.has_checkpoint else (*changes.KEEPING[:1], "mean")
+        change = choose.choice((*changes.CHANGES, *keeping))
         return Hook(seen.place, change, choose.choice(("return", "return", "in place", "data")))
 
     def edit(self, seen: Sight) -> Hook:
@@ -121,7 +150,7 @@ class Generator:
 
     def run(self) -> Run:
         choose = self.choose
-        mode = choose.choice(("no_grad", "grad", "grad", "inference"))
+        mode = choose.choice(("no_grad", "grad", "grad", "grad" if self.has_checkpoint else "inference"))
         hooks = tuple(self.hook() for _ in range(choose.choice((0, 1, 1, 1, 2, 3))))
         gradients: list[Gradient] = []
         if mode == "grad" and choose.random() < 0.6:
@@ -154,14 +183,20 @@ class Generator:
     def steps(self) -> tuple[Step, ...]:
         """One run mostly; sometimes several, with contexts, added hooks and foreign hooks between them."""
         choose = self.choose
-        if choose.random() < 0.6:
+        chance = choose.random()
+        if chance < 0.6:
             return (self.run(),)
+        if chance < 0.65 and self.leaves:
+            run = self.run()
+            return (run, Swap(1, choose.choice(self.leaves)), replace(run, seed=run.seed + 1), Remove(1), run)
         steps: list[Step] = []
         depth = 0
         for _ in range(choose.randint(2, 5)):
             chance = choose.random()
-            if chance < 0.2:
-                steps.append(Add(self.number(), self.hook(), choose.random() < 0.3))
+            if chance < 0.3:
+                self.last = self.added
+                steps.append(Add(self.number(), self.hook(), choose.random() < 0.4))
+                self.added = self.last
             elif chance < 0.4:
                 has_hooks = depth or any(isinstance(step, Add) for step in steps)
                 steps.append(Attach(self.number(), self.foreign(may_be_first=not has_hooks)))

@@ -13,7 +13,8 @@ from fuzz.oracle import ANYTHING, Observed
 from fuzz.program import Language, Plain, Program, Run, hooks_of, runs
 from fuzz.shrink import shrink
 from fuzz.subject import Subject, quietly
-from torch import nn
+from torch import Tensor, nn
+from zoo.oracle import Event, hooked, tensors, version
 
 import hookline
 
@@ -52,6 +53,9 @@ def by_hand(subject: Subject, program: Program, *, is_clear: bool = False) -> Ob
                     subject.observe(run, subject.module)
                 if run.gradients:
                     subject.observe(run, subject.differentiated)
+                    unsaid = None if is_clear else unsaid_of_aliases(subject, program, run)
+                    if unsaid is not None:
+                        return Verdict("invalid", unsaid)
             subject.restore()
             observed = oracle.ByHand(subject, program).run()
             if not any(run.gradients for run in runs(program)):
@@ -64,7 +68,6 @@ def by_hand(subject: Subject, program: Program, *, is_clear: bool = False) -> Ob
         subject.restore()
 
 
-WRITES = re.compile(r"inplace=True|Scale\(\)|Clear\(\)|Residual|\w_\(|\+= ")
 ALIASES = ("nn.Identity()", "Same()", "Turn()", "nn.Dropout", "nn.Sequential(nn.Identity()", "Own()", "Store()")
 
 
@@ -85,17 +88,35 @@ def unsaid_by_hand(program: Program, parts: list[str]) -> str | None:
             at_event.setdefault((gradient.place.module, gradient.place.side), set()).add(gradient.place.path)
         if any(None in paths and len(paths) > 1 for paths in at_event.values()):
             return "two gradients at one event, which may be of one tensor"
-    if isinstance(program.network, Plain) and any(run.gradients for run in runs(program)):
-        table = dict(program.network.parts)
-        writes = any(WRITES.search(text) for text in (*parts, *program.network.lines))
-        if writes and any((place.module, place.side) == ("", "input") for place in places):
-            return "whether the edited input of a network that writes to it has a graph"
-        for run in runs(program):
-            for place in (gradient.place for gradient in run.gradients):
-                part = table.get(place.module.split(".")[0], "")
-                if writes and (part.startswith(ALIASES) or not place.module or part in ("Clear()", "Scale()")):
-                    return "the gradient of a tensor that has several names, to one of which the network writes"
     return None
+
+
+def unsaid_of_aliases(subject: Subject, program: Program, run: Run) -> str | None:
+    """Why clones made by hand cannot say what a gradient is of a tensor that the network writes to later."""
+    if not isinstance(program.network, Plain):
+        return None
+    written, table = written_later(subject, run), dict(program.network.parts)
+    places = [hook.place for hook in hooks_of(program)] + [gradient.place for gradient in run.gradients]
+    if ("", "input") in written and any((place.module, place.side) == ("", "input") for place in places):
+        return "whether the edited input of a network that writes to it has a graph"
+    for place in (gradient.place for gradient in run.gradients):
+        part = table.get(place.module.split(".")[0], "")
+        has_aliases = part.startswith(ALIASES) or not place.module or part in ("Clear()", "Scale()")
+        if has_aliases and (place.module, place.side) in written:
+            return "the gradient of a tensor that has several names, to one of which the network writes"
+    return None
+
+
+def written_later(subject: Subject, run: Run) -> set[tuple[str, str]]:
+    """The events, by module and side, at which a tensor passes that the network writes to afterward."""
+    passed: list[tuple[tuple[str, str], Tensor, int]] = []
+
+    def keep(_module: nn.Module, event: Event, value: Any) -> None:
+        passed.extend((event[:2], x, version(x)) for _, x in tensors(value))
+
+    with hooked(subject.module, keep, first=False):
+        subject.observe(run, subject.module)
+    return {event for event, x, before in passed if version(x) != before}
 
 
 def without_gradients(program: Program) -> Program:

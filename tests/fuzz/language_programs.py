@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from fuzz import changes, classic, compiled, language_runs, languages, sharded
-from fuzz.generate import Generator, Sight, sights
+from fuzz.generate import GRAPHS, Generator, Sight, sights
 from fuzz.program import Attach, Enter, Foreign, Gradient, Hook, Language, Leave, Place, Program, Remove, Run, Step
 from fuzz.subject import InvalidError, Subject, quietly
 
@@ -59,8 +59,16 @@ def classic_sights(network: Language) -> tuple[Sight, ...]:
     places = classic.places(network, subject.module.config)
     observed = subject.by_hand(Run(reads=tuple(places)), [])
     shapes = {place.name: tuple(observed[f"read {place.name} 0"].shape) for place in places}
+    events = list(dict.fromkeys((place.module, place.side) for place in places))
     return tuple(
-        Sight(other, shapes[place.name], is_float=True, is_strided=True, calls=1)
+        Sight(
+            other,
+            shapes[place.name],
+            is_float=True,
+            is_strided=True,
+            calls=1,
+            memory=events.index((place.module, place.side)),
+        )
         for place in places
         for other in (place, place, *classic.other_names(place))
     )
@@ -95,6 +103,7 @@ class LanguageGenerator(Generator):
 
     def __init__(self, choose: random.Random, subject: Subject, seen: list[Sight]) -> None:
         super().__init__(choose, seen, set(), subject.module)
+        self.leaves = []  # a model is one for all programs
         self.network = subject.network
         self.classic: list[Sight] = []
         self.is_for_graphs = self.is_for_shards = False
@@ -105,7 +114,7 @@ class LanguageGenerator(Generator):
     def place(self, *, floats: bool = False) -> Sight:
         """A point: a classic one mostly, where the oracle knows them."""
         if self.classic and (self.is_for_graphs or self.is_for_shards or self.choose.random() < 0.8):
-            return self.choose.choice(self.classic)
+            return self.one_of(self.classic)
         return super().place(floats=floats)
 
     def edit(self, seen: Sight) -> Hook:
@@ -255,18 +264,19 @@ class LanguageGenerator(Generator):
 def language_program(seed: int) -> tuple[Program, Subject]:
     """The program of a seed, and its model."""
     choose = random.Random(seed)
+    is_for_graphs = seed % GRAPHS == GRAPHS - 1
     for _ in range(50):
-        network = language(choose)
+        network = Language(choose.choice(compiled.KINDS)) if is_for_graphs else language(choose)
         with quietly():
             seen = native_sights(replace(network, as_module=False))
         if seen is not None:
             subject = Subject(network)
             generator = LanguageGenerator(choose, subject, list(seen))
-            if not network.as_module and choose.random() < 0.8:
+            if is_for_graphs or (not network.as_module and choose.random() < 0.8):
                 with quietly():
                     generator.classic = list(classic_sights(network))
                 is_usual = network.attention == "sdpa" and network.dtype != "float64"
-                if network.kind in compiled.KINDS and is_usual and choose.random() < 0.6:
+                if is_for_graphs or (network.kind in compiled.KINDS and is_usual and choose.random() < 0.6):
                     generator.is_for_graphs = True
                     generator.classic = [seen for seen in generator.classic if not seen.place.inside]
                 elif sharded.is_sharded(Program(network, ())) and choose.random() < 0.6:

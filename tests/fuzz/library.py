@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from fuzz import changes, language_runs
-from fuzz.oracle import ANYTHING, Observed, attach_torch_hook
-from fuzz.program import Add, Attach, Enter, Gradient, Hook, Language, Leave, Place, Program, Remove, Run
+from fuzz.oracle import ANYTHING, Observed, Swapped, attach_torch_hook
+from fuzz.program import Add, Attach, Enter, Gradient, Hook, Language, Leave, Place, Program, Remove, Run, Swap
 from fuzz.subject import Subject, quietly
 from torch import Tensor
 
@@ -90,6 +90,8 @@ class Library:
             self.undo[step.number] = self.net.add_hook(hook.place.name, function(hook), prepend=step.prepend)
         elif isinstance(step, Attach):
             self.undo[step.number] = attach_torch_hook(self.subject.module, step.foreign).remove
+        elif isinstance(step, Swap):
+            self.undo[step.number] = Swapped(self.subject.module, step.module).remove
         elif isinstance(step, Remove):
             self.undo.pop(step.number)()
         elif isinstance(step, Enter):

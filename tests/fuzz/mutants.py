@@ -172,10 +172,10 @@ MUTANTS = (
         "            result = cast(result, like) * 1.01",
     ),
     Mutant(
-        "the first call of a module is cached for all of them",
+        "the calls of a module are cached in the other order",
         "engine/recorder.py",
-        "                values.setdefault(name, []).append(x)",
-        "                values.setdefault(name, []).insert(0, x)",
+        "            values.setdefault(entry, []).extend(kept)",
+        "            values.setdefault(entry, []).insert(0, *kept)",
     ),
     Mutant(
         "a tensor that stands twice in an output is edited once",

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import devices
 import torch
 from fuzz import changes
-from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Program, Remove, Run
+from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Program, Remove, Run, Swap
 from torch import Tensor, nn
 from zoo.oracle import at, first_path, replaced, same_bits, tensors
 
@@ -318,6 +319,23 @@ def attach_torch_hook(root: nn.Module, foreign: Foreign) -> Any:
     return register(torch_hook(foreign), with_kwargs=True, prepend=foreign.is_first)
 
 
+class Swapped:
+    """A module that takes the place of another; its weights have half the size."""
+
+    def __init__(self, root: nn.Module, name: str) -> None:
+        owner, _, self.name = name.rpartition(".")
+        self.owner = root.get_submodule(owner)
+        self.original = self.owner.get_submodule(self.name)
+        other = deepcopy(self.original)
+        with torch.no_grad():
+            for x in other.parameters():
+                x.mul_(0.5)
+        setattr(self.owner, self.name, other)
+
+    def remove(self) -> None:
+        setattr(self.owner, self.name, self.original)
+
+
 @contextmanager
 def settings(run: Run) -> Iterator[None]:
     """The mode of a run, of gradients and of autocast."""
@@ -361,6 +379,8 @@ class ByHand:
             self.added.append((step.number, acting))
         elif isinstance(step, Attach):
             self.handles[step.number] = attach_torch_hook(self.subject.module, step.foreign)
+        elif isinstance(step, Swap):
+            self.handles[step.number] = Swapped(self.subject.module, step.module)
         elif isinstance(step, Remove):
             self.remove(step.number)
         elif isinstance(step, Enter):

@@ -80,8 +80,16 @@ class Attach:
 
 
 @dataclass(frozen=True)
+class Swap:
+    """Replace a module by another of its class, under a number."""
+
+    number: int
+    module: str
+
+
+@dataclass(frozen=True)
 class Remove:
-    """Remove what was added under a number."""
+    """Remove what was added under a number; a module that was replaced comes back."""
 
     number: int
 
@@ -114,7 +122,7 @@ class Run:
     """Of a language model: the kind of run, padding, and so on."""
 
 
-Step: TypeAlias = Add | Attach | Remove | Enter | Leave | Run
+Step: TypeAlias = Add | Attach | Swap | Remove | Enter | Leave | Run
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,7 @@ def hooks_of(program: Program) -> list[Hook]:
 
 def read(text: str) -> Program:
     """The program that was printed as this text."""
-    classes = (Place, Hook, Gradient, Foreign, Add, Attach, Remove, Enter, Leave, Run, Plain, Language, Program)
+    classes = (Place, Hook, Gradient, Foreign, Add, Attach, Swap, Remove, Enter, Leave, Run, Plain, Language, Program)
     program = eval(text, {cls.__name__: cls for cls in classes})
     assert isinstance(program, Program)
     return program

@@ -11,7 +11,7 @@ import torch
 from fuzz import languages
 from fuzz.library import Library, pairs, received
 from fuzz.oracle import ANYTHING, Observed
-from fuzz.program import Add, Attach, Language, Plain, Program, Remove, Run, runs
+from fuzz.program import Add, Attach, Language, Plain, Program, Remove, Run, Swap, runs
 from fuzz.subject import Subject
 
 
@@ -67,7 +67,7 @@ def is_for_threads(program: Program) -> bool:
 
     Hooks that are added, those of others, gradients of parameters and the random numbers are of all threads.
     """
-    if any(isinstance(step, Add | Attach | Remove) for step in program.steps):
+    if any(isinstance(step, Add | Attach | Swap | Remove) for step in program.steps):
         return False
     network = program.network
     if isinstance(network, Plain) and any(word in repr((network.parts, network.lines)) for word in WITH_STATE):
