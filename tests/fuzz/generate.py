@@ -26,6 +26,11 @@ class Sight:
     memory: int = 0
     """A number for its memory: points of views, such as an output that is also an input, have the same."""
 
+    def is_near(self, other: Sight) -> bool:
+        """Whether both are of one tensor, or of its views; or of two tensors of one event."""
+        is_one_event = (self.place.module, self.place.side) == (other.place.module, other.place.side)
+        return self.is_float == other.is_float and (is_one_event or self.memory == other.memory)
+
 
 def native_name(names: set[str], module: str, side: str, path: Path | None, call: int | None) -> str:
     """The name of a point, as docs/names.md says."""
@@ -108,9 +113,14 @@ class Generator:
 
     def one_of(self, table: list[Sight]) -> Sight:
         """A point out of a table, often one of the same tensor as the last: what acts there has an order."""
-        near = [one for one in table if self.last is not None and one.memory == self.last.memory]
-        self.last = self.choose.choice(near if near and self.choose.random() < 0.3 else table)
+        near = [one for one in self.everything() if self.last is not None and one.is_near(self.last)]
+        is_near = near and self.choose.random() < 0.4 and (near[0].is_float or not any(one.is_float for one in table))
+        self.last = self.choose.choice(near if is_near else table)
         return self.last
+
+    def everything(self) -> list[Sight]:
+        """All points."""
+        return self.seen
 
     def hook(self) -> Hook:
         seen = self.place()

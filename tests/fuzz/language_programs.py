@@ -67,7 +67,7 @@ def classic_sights(network: Language) -> tuple[Sight, ...]:
             is_float=True,
             is_strided=True,
             calls=1,
-            memory=events.index((place.module, place.side)),
+            memory=-1 - events.index((place.module, place.side)),
         )
         for place in places
         for other in (place, place, *classic.other_names(place))
@@ -116,6 +116,10 @@ class LanguageGenerator(Generator):
         if self.classic and (self.is_for_graphs or self.is_for_shards or self.choose.random() < 0.8):
             return self.one_of(self.classic)
         return super().place(floats=floats)
+
+    def everything(self) -> list[Sight]:
+        """All points; for graphs and processes, which have fewer, those."""
+        return self.classic if self.is_for_graphs or self.is_for_shards else [*self.classic, *self.seen]
 
     def edit(self, seen: Sight) -> Hook:
         """An edit as data, at positions of the text; its vectors have the width of the activation in every run."""

@@ -620,6 +620,10 @@ def check_training(subject: Subject, net: Any, findings: Findings, choose: rando
     subject.module.train()
     try:
         bare = [subject.run(subject.module, grad=True) for _ in range(2)]
+        if uncounted := subject.changed(checks_all=True):  # a codebook that learns through `.data`
+            subject.buffers |= set(uncounted)
+            subject.restore(uncounted)
+            bare = [subject.run(subject.module, grad=True) for _ in range(2)]
         if bare[0].error is not None or list(compare(*bare)):
             findings.left_out["training"] = f"does not run or repeat in training mode: {bare[0].error!r}"[:300]
             return
