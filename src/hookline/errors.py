@@ -88,7 +88,9 @@ class HookError(HooklineError):
         """Replace the traceback by a note: it would keep every activation of the pass alive."""
         errors: list[BaseException] = [self] if self.original_error is None else [self, self.original_error]
         for error in errors:
-            errors += [each for each in (error.__cause__, error.__context__) if each is not None and each not in errors]
+            errors += [
+                cause for cause in (error.__cause__, error.__context__) if cause is not None and cause not in errors
+            ]
         lines = [line for error in reversed(errors[1:]) for line in format_tb(error.__traceback__)]
         if lines:
             self.add_note("Traceback of the error in the hook (most recent call last):\n" + "".join(lines).rstrip())
@@ -127,9 +129,9 @@ class _NoPoint:
     It looks for similar names only when it is read: that takes milliseconds, and `name in cache` catches this error.
     """
 
-    def __init__(self, asked: object, names: list[str], hint: str) -> None:
-        self.asked, self.names, self.hint = str(asked), names, hint
-        self.quoted = repr(asked)
+    def __init__(self, requested: object, names: list[str], hint: str) -> None:
+        self.asked, self.names, self.hint = str(requested), names, hint
+        self.quoted = repr(requested)
 
     def __str__(self) -> str:
         near = get_close_matches(self.asked, self.names, n=5, cutoff=0.5)
@@ -143,18 +145,18 @@ class _NoPoint:
         return repr(str(self))
 
 
-def unknown_point(asked: object, known: Iterable[str], *, hint: str = "") -> UnknownPointError:
+def unknown_point(requested: object, point_names: Iterable[str], *, hint: str = "") -> UnknownPointError:
     """The error for an unknown name, with the most similar names."""
-    return UnknownPointError(_NoPoint(asked, list(known), hint))
+    return UnknownPointError(_NoPoint(requested, list(point_names), hint))
 
 
-def no_match(asked: object, known: Iterable[str], hint: str = "") -> UnknownPointError:
+def no_match(requested: object, point_names: Iterable[str], hint: str = "") -> UnknownPointError:
     """The error for a filter that selects nothing; `hint` is a last sentence."""
-    names = list(known)
-    some = ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
-    called = asked.__name__ if isinstance(asked, FunctionType) else repr(asked)
+    names = list(point_names)
+    first_names = ", ".join(map(repr, names[:8])) + (", …" if len(names) > 8 else "")
+    called = requested.__name__ if isinstance(requested, FunctionType) else repr(requested)
     return UnknownPointError(
-        f"the filter {called} matches none of the {len(names)} points: {some}{hint and f'. {hint}.'}"
+        f"the filter {called} matches none of the {len(names)} points: {first_names}{hint and f'. {hint}.'}"
     )
 
 
@@ -206,10 +208,10 @@ def removal_of(since: str) -> str:
 
 def users_level() -> int:
     """The stack level of the first frame outside this package, for warnings."""
-    here = str(Path(__file__).parent)
+    package_folder = str(Path(__file__).parent)
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(here) or "contextlib" in frame.f_code.co_filename
+        frame.f_code.co_filename.startswith(package_folder) or "contextlib" in frame.f_code.co_filename
     ):
         level, frame = level + 1, frame.f_back
     return level

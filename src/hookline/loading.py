@@ -110,20 +110,20 @@ def _warn_of_dropped_caps(model: nn.Module, anatomy: Anatomy) -> None:
 
 def _model_deeper_in(module: nn.Module) -> str:
     """Advice for a module that contains a model of transformers."""
-    for path, each in module.named_modules():
-        if path and _is_model(each) and find_anatomy(each) is not None:
+    for path, submodule in module.named_modules():
+        if path and _is_model(submodule) and find_anatomy(submodule) is not None:
             return (
-                f"{type(module).__name__} contains {a_type(each)}: hookline.hook(module.{path}, tokenizer) "
+                f"{type(module).__name__} contains {a_type(submodule)}: hookline.hook(module.{path}, tokenizer) "
                 f"has its classic names. Hooks placed there also fire when the whole module is called"
             )
     return ""
 
 
-def _text_and_more(given: Any) -> tuple[Any, Any]:
+def _text_and_more(preprocessor: Any) -> tuple[Any, Any]:
     """The tokenizer and the processor in what was given as either; an image processor has no tokenizer."""
-    if hasattr(given, "tokenizer"):
-        return given.tokenizer, given
-    return (None, given) if hasattr(given, "preprocess") else (given, None)
+    if hasattr(preprocessor, "tokenizer"):
+        return preprocessor.tokenizer, preprocessor
+    return (None, preprocessor) if hasattr(preprocessor, "preprocess") else (preprocessor, None)
 
 
 def _is_model(module: nn.Module) -> bool:
@@ -222,9 +222,9 @@ def outline(name: str | Path, *, dtype: torch.dtype | str | None = None) -> Hook
         cls, config = _class_for(path, dict(options)), _config_for(path, dict(options))
         if getattr(config, "quantization_config", None) is not None:
             raise HooklineError(f"{name} is quantized, and the size of quantized weights is not known from the config")
-        wanted = dtype or config.dtype or dtype_in(path) or torch.float32
+        weights_dtype = dtype or config.dtype or dtype_in(path) or torch.float32
         with torch.device("meta"):
-            module = (getattr(cls, "_from_config", None) or cls.from_config)(config, dtype=wanted).eval()
+            module = (getattr(cls, "_from_config", None) or cls.from_config)(config, dtype=weights_dtype).eval()
     model = hook(module)
     assert isinstance(model, HookedModel)  # otherwise `hook` raises, with the reason
     return model

@@ -133,11 +133,11 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     @property
     def _text(self) -> Text:
         """The model's tokenizer, with its checks."""
-        known = n_ids(self.module, self._anatomy) or self.cfg.d_vocab
-        found: Text | None = vars(self).get("_text")
-        if found is None or found.n_ids != known or found.tokenizer is not self.tokenizer:
-            found = vars(self)["_text"] = Text(self.tokenizer, n_ctx=self.cfg.n_ctx, n_ids=known)
-        return found
+        id_count = n_ids(self.module, self._anatomy) or self.cfg.d_vocab
+        text: Text | None = vars(self).get("_text")
+        if text is None or text.n_ids != id_count or text.tokenizer is not self.tokenizer:
+            text = vars(self)["_text"] = Text(self.tokenizer, n_ctx=self.cfg.n_ctx, n_ids=id_count)
+        return text
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _last_inputs=None)
@@ -147,8 +147,8 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         self._tell_tokenizer()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("module", "tokenizer", "processor", "_outer")
-        return {name: value for name, value in super().__getstate__().items() if name in kept}
+        saved_names = ("module", "tokenizer", "processor", "_outer")
+        return {name: value for name, value in super().__getstate__().items() if name in saved_names}
 
     def __call__(
         self,
@@ -211,11 +211,11 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
             if has_logits and "attention_mask" in inputs and padding_side is None and images is None:
                 self._warn_if_ragged(input, inputs["attention_mask"])
             return self._run_to(inputs | self._decoder_inputs(decoder_input, inputs), **run)
-        if any(each is not None for each in (prepend_bos, padding_side, decoder_input, images)):
+        if any(option is not None for option in (prepend_bos, padding_side, decoder_input, images)):
             raise HooklineError("prepend_bos, padding_side, decoder_input and images do not apply with start_at_layer")
-        skipping, entering, given = resumed(self._points, start_at_layer, input, tokens, kwargs)
+        skipping, entering, resumed_inputs = resumed(self._points, start_at_layer, input, tokens, kwargs)
         with skipping, entering:
-            inputs = {**given, **kwargs, "use_cache": False}
+            inputs = {**resumed_inputs, **kwargs, "use_cache": False}
             if attention_mask is not None:
                 inputs["attention_mask"] = checked_mask(attention_mask, inputs, self._points)
             return self._run_to(inputs, **run)
@@ -227,7 +227,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
             raise HooklineError(f"token_type_ids would have no effect: {type(root).__name__} has no token types")
 
     def _call_arguments(self) -> frozenset[str]:
-        made = (getattr(each, "model_input_names", ()) for each in (self.tokenizer, self.processor))
+        made = (getattr(preprocessor, "model_input_names", ()) for preprocessor in (self.tokenizer, self.processor))
         return super()._call_arguments().union(*made)
 
     def _run_to(self, inputs: dict[str, Any], layer: int | None, return_type: ReturnType, per_token: bool) -> Any:
@@ -377,13 +377,13 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
 
         The input is text, tokens, or keyword inputs, as for a call. Active hooks fire as on any call.
         """
-        given: dict[str, Any] = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
+        keywords: dict[str, Any] = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
         for name in ("stop_at_layer", "start_at_layer", "return_type", "loss_per_token", "logits_to_keep", "labels"):
-            if given.pop(name, None) is not None:
+            if keywords.pop(name, None) is not None:
                 raise HooklineError(f"last_logits runs all layers, and returns only logits: leave out {name}")
-        decoder_input = given.pop("decoder_input", None)
+        decoder_input = keywords.pop("decoder_input", None)
         prompt = None if isinstance(input, Mapping) else input
-        inputs = self._prepared(prompt, given, attention_mask, prepend_bos, padding_side, images)
+        inputs = self._prepared(prompt, keywords, attention_mask, prepend_bos, padding_side, images)
         inputs |= self._decoder_inputs(decoder_input, inputs)
         logits = self(None, "logits", **inputs)
         if not isinstance(logits, Tensor) or logits.ndim != 3:

@@ -115,14 +115,14 @@ def plan(
 
     from hookline.loading import outline
 
-    known = getattr(torch, dtype or "float32", None)
-    if not isinstance(known, torch.dtype) or not known.is_floating_point:
+    weights_dtype = getattr(torch, dtype or "float32", None)
+    if not isinstance(weights_dtype, torch.dtype) or not weights_dtype.is_floating_point:
         raise typer.BadParameter(
             f"--dtype is the name of a floating-point dtype of torch, such as bfloat16, not {dtype!r}"
         )
     tokens = torch.zeros(batch, length, dtype=torch.long)
-    given: dict[str, Any] = {"new_tokens": new_tokens, "texts": texts, "devices": devices}
-    memory = outline(model, dtype=dtype).plan(points or "blocks.*.hook_resid_post", input=tokens, **given).memory
+    options: dict[str, Any] = {"new_tokens": new_tokens, "texts": texts, "devices": devices}
+    memory = outline(model, dtype=dtype).plan(points or "blocks.*.hook_resid_post", input=tokens, **options).memory
     return Answer(as_json, memory.to_json(), memory, is_good=memory.fits)
 
 
@@ -136,8 +136,8 @@ def doctor(model: ModelName = "tinyworld", as_json: Json = False) -> Answer:
     what = f"comparing devices with the CPU, then verifying the {len(loaded.hook_dict)} points of {model}"
     print(f"{what} …", file=sys.stderr)
     with _few_threads(loaded):
-        found = diagnose(loaded)
-    return Answer(as_json, found.to_json(), found, is_good=not found.problems())
+        diagnosis = diagnose(loaded)
+    return Answer(as_json, diagnosis.to_json(), diagnosis, is_good=not diagnosis.problems())
 
 
 @app.command()
@@ -156,7 +156,7 @@ def migrate(
         if not as_json and (report.changes or report.differences or report.error):
             print(f"{report}\n")
     failed = [report for report in reports if report.error]
-    return Answer(as_json, {"files": [each.to_json() for each in reports]}, summary(reports), is_good=not failed)
+    return Answer(as_json, {"files": [report.to_json() for report in reports]}, summary(reports), is_good=not failed)
 
 
 @app.command()
@@ -199,12 +199,12 @@ def explore(
     if export is not None and not first:
         raise HooklineError(f"a page needs a text: hookline explore {model} --export {export} --prompt TEXT")
     loaded = load(model)
-    given: dict[str, Any] = {"name": model, "saes": sae or None, "store": store}
-    given |= _images(model, first, image, other_image)
+    options: dict[str, Any] = {"name": model, "saes": sae or None, "store": store}
+    options |= _images(model, first, image, other_image)
     if export is not None:
-        page = export_page(loaded, export, first, second, **given)
+        page = export_page(loaded, export, first, second, **options)
         return Answer(as_json, {"page": str(page)}, page)
-    explorer = show(loaded, first, second, **given, server=True, port=port, browser=not no_browser)
+    explorer = show(loaded, first, second, **options, server=True, port=port, browser=not no_browser)
     return Answer(as_json, {"address": explorer.address}, then=lambda: _serve(explorer, loaded))
 
 
@@ -246,7 +246,7 @@ def describe_store(path: Place, as_json: Json = False) -> Answer:
     lines = [repr(store)]
     for title, values in (("model", about.model), ("options", about.options)):
         lines += ["", title, *(f"  {name:<12} {value}" for name, value in values.items())]
-    lines += ["", "points", *(f"  {name}  {list(each.shape)} {each.dtype}" for name, each in about.points.items())]
+    lines += ["", "points", *(f"  {name}  {list(point.shape)} {point.dtype}" for name, point in about.points.items())]
     counts = {"rows": manifest.rows, "examples": manifest.examples, "is_complete": manifest.is_complete}
     return Answer(as_json, {"path": store.path, **counts, **about.to_json()}, "\n".join(lines))
 

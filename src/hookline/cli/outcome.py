@@ -65,10 +65,10 @@ class Commands(typer.core.TyperGroup):
         _escape_what_cannot_be_encoded()
         try:
             with redirect_stdout(sys.stderr) if wants_json else nullcontext():  # whatever libraries print
-                found = super().main(args, **rest)
-            if found == ExitCode.INTERRUPTED:  # what typer makes of it
+                result = super().main(args, **rest)
+            if result == ExitCode.INTERRUPTED:  # what typer makes of it
                 raise KeyboardInterrupt
-            status = _shown(found) if isinstance(found, Answer) else int(found or 0)
+            status = _shown(result) if isinstance(result, Answer) else int(result or 0)
         except (KeyboardInterrupt, typer.Abort):
             status = _report("Interrupted", "interrupted", ExitCode.INTERRUPTED, wants_json)
         except SystemExit as error:  # typer exits after completion, and if it cannot print
@@ -151,7 +151,10 @@ def _say(text: str) -> None:
 def one_line(text: str) -> str:
     """A text without line breaks, and with its control characters escaped: they may be in the name of a file."""
     characters = " ".join(text.split())
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in characters)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in characters
+    )
 
 
 def _escape_what_cannot_be_encoded() -> None:

@@ -108,8 +108,8 @@ def positions_of(action: HookAction) -> Any:
 
 def refusal(placements: Iterable[Placement]) -> str | None:
     """Why a run cannot be compiled, from the first of its hooks that cannot; None if all can."""
-    for each in placements:
-        if each.how == "eager":
-            point = getattr(each.action, "point", None)
-            return f"the hook at {point.name!r} cannot: {each.why}" if point is not None else each.why
+    for placement in placements:
+        if placement.how == "eager":
+            point = getattr(placement.action, "point", None)
+            return f"the hook at {point.name!r} cannot: {placement.why}" if point is not None else placement.why
     return None

@@ -101,14 +101,14 @@ class DecodeState:
         self.mask = torch.ones(rows, length, dtype=torch.long, device=device)
         self.padding = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.finished = torch.zeros(rows, 1, dtype=torch.bool, device=device)
-        for each in (self.token, self.column, self.tokens, self.mask, self.padding, self.finished):
-            fixed(each)
+        for tensor in (self.token, self.column, self.tokens, self.mask, self.padding, self.finished):
+            fixed(tensor)
         for layer in () if cache is None else cache.layers:
             layer.cumulative_length = self.column
         self.sampler = Sampler(rows, vocab, device)
         self.clock = Clock(rows, length, device, self.column, self.token)
-        known = parameters_of(module)[0]
-        self.takes_positions, self.keeps_logits = "position_ids" in known, "logits_to_keep" in known
+        parameter_names = parameters_of(module)[0]
+        self.takes_positions, self.keeps_logits = "position_ids" in parameter_names, "logits_to_keep" in parameter_names
         # Biases are added to all keys of the cache, those of later columns too, and counted by the mask.
         self.takes_whole_mask = cache is not None and architecture(module.config).positions == "alibi"
         self.variants: list[Any] = []
@@ -181,7 +181,7 @@ class DecodeState:
 
     def cached(self, column: int) -> list[Tensor]:
         """The keys and values of one column."""
-        return [each.narrow(2, column, 1) for layer in self.cache.layers for each in (layer.keys, layer.values)]
+        return [tensor.narrow(2, column, 1) for layer in self.cache.layers for tensor in (layer.keys, layer.values)]
 
     def ended(self, start: int, stop: int) -> int:
         """The length of the text: up to the first column at which every row has ended, or `stop`."""

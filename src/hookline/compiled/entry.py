@@ -40,8 +40,8 @@ def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
         return "its quantization cannot be compiled"
     if any(module.training for module in modules):
         return "it is in training mode: call model.eval()"
-    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
-    if len({each.device for each in parameters}) > 1:
+    parameters = [parameter for module in modules for parameter in module._parameters.values() if parameter is not None]
+    if len({parameter.device for parameter in parameters}) > 1:
         return "it is on several devices"
     if "DTensor" in {kind.__name__ for kind in {*map(type, parameters)}}:
         return "its parameters are sharded over several processes"
@@ -65,24 +65,28 @@ def why_not_here() -> str | None:
 
 def _of_modules(points: ModelPoints, modules: Sequence[nn.Module]) -> str | None:
     """What others did to the modules of the model that keeps it from being compiled."""
-    own = points.permanent_hooks()
-    for each in modules:
-        if each._forward_hooks or each._forward_pre_hooks or each._backward_hooks:
-            if has_foreign_hooks(each, Kind.INPUT) or has_foreign_hooks(each, Kind.OUTPUT) or each._backward_hooks:
-                return f"somebody else has a torch hook on {_path(points.root, each)}"
-            hooks = (*each._forward_hooks.values(), *each._forward_pre_hooks.values())
-            if any(other not in own for hook in hooks if type(hook) is Tap for other in hook.permanent):
-                return f"a wrapper of a part of the model has a permanent hook on {_path(points.root, each)}"
-        attributes = vars(each)
+    permanent_hooks = points.permanent_hooks()
+    for module in modules:
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            if (
+                has_foreign_hooks(module, Kind.INPUT)
+                or has_foreign_hooks(module, Kind.OUTPUT)
+                or module._backward_hooks
+            ):
+                return f"somebody else has a torch hook on {_path(points.root, module)}"
+            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+            if any(other not in permanent_hooks for hook in hooks if type(hook) is Tap for other in hook.permanent):
+                return f"a wrapper of a part of the model has a permanent hook on {_path(points.root, module)}"
+        attributes = vars(module)
         if "forward" in attributes or attributes.get(PLACE) is not None:
-            if skipping.is_detoured(each):
+            if skipping.is_detoured(module):
                 return "another thread skips some of its layers"
-            return f"the call of {_path(points.root, each)} is replaced"
+            return f"the call of {_path(points.root, module)} is replaced"
     return None
 
 
 def _path(root: nn.Module, module: nn.Module) -> str:
-    path = next(path for path, each in root.named_modules() if each is module)
+    path = next(path for path, candidate in root.named_modules() if candidate is module)
     return repr(path or "the model")
 
 
@@ -108,20 +112,20 @@ def are_one_text(position_ids: Tensor) -> bool:
 
 def actions_of(points: ModelPoints) -> list[Action] | str:
     """All actions on a model in this thread, in the order in which they were added; a sentence if others interfere."""
-    found: list[Action] = []
+    actions: list[Action] = []
     for run in open_runs():
         if not isinstance(run, Run) or run.root is not points.root:
             return "hooks of another model, which may share modules with it, are active"
-        found += run.actions
+        actions += run.actions
     for permanent in points.permanent_hooks():
-        found += permanent.actions
-    return sorted(found, key=lambda action: (action.stage, action.order))
+        actions += permanent.actions
+    return sorted(actions, key=lambda action: (action.stage, action.order))
 
 
 def placements(actions: Sequence[Action]) -> tuple[list[Placement], str | None]:
     """How each action runs, and why they cannot all be compiled."""
-    found = [placed(action) for action in actions]
-    return found, refusal(found)
+    action_placements = [placed(action) for action in actions]
+    return action_placements, refusal(action_placements)
 
 
 def inferred_mask(module: Any, ids: Tensor, config: Any) -> Tensor:
@@ -132,8 +136,8 @@ def inferred_mask(module: Any, ids: Tensor, config: Any) -> Tensor:
 
 def generation_settings(module: Any, ids: Any, options: dict[str, Any]) -> tuple[Any, Any] | str:
     """Transformers' settings for a generation, and its logits processors; a sentence if the loop has not got them."""
-    given = dict(options)
-    config, more = module._prepare_generation_config(given.pop("generation_config", None), **given)
+    keywords = dict(options)
+    config, more = module._prepare_generation_config(keywords.pop("generation_config", None), **keywords)
     more = {name: value for name, value in more.items() if value is not None and name not in ("use_cache",)}
     if more:
         return f"{', '.join(sorted(more))} is for the model's own generate"

@@ -91,7 +91,9 @@ class CompiledRuns:
         """A plan with how each hook and read would run; one that is "eager" makes the whole run so."""
         how = [str(placed(action)) for action in hooks]
         how += ["read" if (why := no_site(point)) is None else f"eager: {why}" for point in reads]
-        return replace(plan, rows=tuple(replace(row, compiled=each) for row, each in zip(plan.rows, how, strict=True)))
+        return replace(
+            plan, rows=tuple(replace(row, compiled=placement) for row, placement in zip(plan.rows, how, strict=True))
+        )
 
     def close(self) -> None:
         """Drop all graphs and buffers, and run uncompiled from now on."""
@@ -124,29 +126,29 @@ class CompiledRuns:
 
     def generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | None:
         """A compiled generation; None, after a warning, if it cannot be compiled."""
-        found = self._generation(ids, options)
-        if isinstance(found, str):
-            self.refused(found)
+        generation = self._generation(ids, options)
+        if isinstance(generation, str):
+            self.refused(generation)
             return None
-        return found
+        return generation
 
     def stream(
         self, ids: Tensor, options: Mapping[str, Any], seed: int | None, *, is_compiled: bool
     ) -> Iterator[Tensor]:
         """Each new column of tokens, as soon as it is there."""
-        found = self._generation(ids, options) if is_compiled else "it is not compiled"
-        if isinstance(found, str):
+        generation = self._generation(ids, options) if is_compiled else "it is not compiled"
+        if isinstance(generation, str):
             if is_compiled:
-                self.refused(found)
-            found = self._uncompiled(ids, options)
-        return found.columns(seed)
+                self.refused(generation)
+            generation = self._uncompiled(ids, options)
+        return generation.columns(seed)
 
     def _uncompiled(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration:
         """A generation one token at a time, for streaming, which is not compiled."""
-        given = dict(options)
-        mask = given.pop("attention_mask", None)
+        keywords = dict(options)
+        mask = keywords.pop("attention_mask", None)
         module: Any = self.points.root
-        settings = entry.generation_settings(module, ids, given)
+        settings = entry.generation_settings(module, ids, keywords)
         sampling = settings if isinstance(settings, str) else sampling_of(*settings)
         why = "it is an encoder-decoder model" if module.config.is_encoder_decoder else None
         if why is not None or isinstance(sampling, str) or isinstance(settings, str):
@@ -158,12 +160,12 @@ class CompiledRuns:
         return CompiledGeneration(self, state, [], ids, mask, sampling, count, is_compiled=False)
 
     def _generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | str:
-        given = dict(options)
-        mask, some = given.pop("attention_mask", None), given.pop("logits_to_keep", 1)
-        found = self._checked(ids, given)
-        if isinstance(found, str):
-            return found
-        actions, sampling, config = found
+        keywords = dict(options)
+        mask, logits_to_keep = keywords.pop("attention_mask", None), keywords.pop("logits_to_keep", 1)
+        checked = self._checked(ids, keywords)
+        if isinstance(checked, str):
+            return checked
+        actions, sampling, config = checked
         count = config.max_new_tokens
         mask = entry.inferred_mask(self.points.root, ids, config) if mask is None else mask
         change = rotary_change(entry.text_config(self.points))
@@ -172,7 +174,7 @@ class CompiledRuns:
         state = self._state(ids.shape[0], bucket(ids.shape[1] + count))
         if isinstance(state, str):
             return state
-        return CompiledGeneration(self, state, actions, ids, mask, sampling, count, all_logits=some == 0)
+        return CompiledGeneration(self, state, actions, ids, mask, sampling, count, all_logits=logits_to_keep == 0)
 
     def _checked(self, ids: Tensor, options: dict[str, Any]) -> tuple[list[Action], Sampling, Any] | str:
         module: Any = self.points.root
@@ -200,8 +202,8 @@ class CompiledRuns:
 
     def _state(self, rows: int, length: int) -> DecodeState | str:
         """Tensors for a generation."""
-        if (known := self.taken((rows, length))) is not None:
-            return known
+        if (idle_state := self.taken((rows, length))) is not None:
+            return idle_state
         module: Any = self.points.root
         with PlainTensors():
             cache = static_cache(module.config, length)
@@ -227,13 +229,13 @@ class CompiledRuns:
         if isinstance(actions, str):
             self.refused(actions)
             return None
-        stops = any(each.recorder.stops for each in records_of(actions))
+        stops = any(record.recorder.stops for record in records_of(actions))
         rows, width = inputs["input_ids"].shape
-        has_function = any(placed(each).how == "traced" for each in actions)  # it would see the padding
+        has_function = any(placed(action).how == "traced" for action in actions)  # it would see the padding
         length = width if has_function or entry.is_for_one_length(self.points) else bucket(width, 16)
         key = (rows, length, tuple(inputs), stops)
         if stops:
-            where = tuple(each.point.site for each in actions if isinstance(each, PointAction))
+            where = tuple(action.point.site for action in actions if isinstance(action, PointAction))
             if (why := self.repeats.why_not((key, where))) is not None:
                 self.left(why)
                 return None
@@ -283,7 +285,7 @@ class CompiledRuns:
         if others or "input_ids" not in inputs:
             return f"it is called with {', '.join(others) or 'no input_ids'}"
         shape = inputs["input_ids"].shape
-        if any(each.shape != shape or each.is_floating_point() for each in inputs.values()):
+        if any(tensor.shape != shape or tensor.is_floating_point() for tensor in inputs.values()):
             return "its inputs do not all have one number per token"
         ids = None if "attention_mask" in inputs else inputs.get("position_ids")
         if ids is not None and not entry.are_one_text(ids):
@@ -307,21 +309,25 @@ class CompiledRuns:
     ) -> Variant | str:
         """The smallest variant that has a place for every hook and read, or a new one; a sentence if it is not used."""
         sites = [point.site for point in reads]
-        known = [each for each in state.variants if each.structure == structure]
-        fitting = [each for each in known if each.assigned(hooks, sites) is not None]
+        candidates = [variant for variant in state.variants if variant.structure == structure]
+        fitting = [variant for variant in candidates if variant.assigned(hooks, sites) is not None]
         if fitting:
-            found = min(fitting, key=lambda each: each.size)
-            self.used(state, found)
-            return found if found.refusal is None else found.refusal
-        needs = [spec_of(each) for each in hooks]
-        edited = 0 if any(each.code is not None for each in needs) or not needs else sum(each.is_data for each in known)
-        specs, wanted = self._structure(needs, hooks, reads, edited)
-        self._learn([*(spec.site for spec in specs), *wanted])
+            smallest = min(fitting, key=lambda variant: variant.size)
+            self.used(state, smallest)
+            return smallest if smallest.refusal is None else smallest.refusal
+        needs = [spec_of(hook) for hook in hooks]
+        edited = (
+            0
+            if any(spec.code is not None for spec in needs) or not needs
+            else sum(variant.is_data for variant in candidates)
+        )
+        specs, read_sites = self._structure(needs, hooks, reads, edited)
+        self._learn([*(spec.site for spec in specs), *read_sites])
         if (why := self._unknown([*(hook.point for hook in hooks), *reads])) is not None:
             return why
         specs = [spec for spec in specs if spec.site in self._features]
         slots = [Slot(spec, self._features[spec.site], state.clock) for spec in specs]
-        program = Program(slots, [Read(site, self._features[site], state.clock) for site in wanted])
+        program = Program(slots, [Read(site, self._features[site], state.clock) for site in read_sites])
         new = Variant(program, make, self.options, state.clock.device, structure)
         state.variants.append(new)
         self.used(state, new)
@@ -330,34 +336,37 @@ class CompiledRuns:
     def used(self, state: State, variant: Variant) -> None:
         """Note that a variant is used now, and drop those that were not used for longest."""
         with self._lock:
-            others = [each for each in self._variants if each[1] is not variant]
+            others = [pair for pair in self._variants if pair[1] is not variant]
             self._variants = [*others, (state, variant)]
-            alike = [each for each in self._variants if each[0].is_one_of_many == state.is_one_of_many]
+            alike = [pair for pair in self._variants if pair[0].is_one_of_many == state.is_one_of_many]
             for old_state, old in alike[: -self.options.limit]:
-                self._variants = [each for each in self._variants if each[1] is not old]
+                self._variants = [pair for pair in self._variants if pair[1] is not old]
                 old_state.variants.remove(old)
                 self._past += old.backend.graphs
-            self._idle = {key: [each for each in some if each.variants] for key, some in self._idle.items()}
+            self._idle = {key: [idle for idle in states if idle.variants] for key, states in self._idle.items()}
 
     def _structure(
-        self, specs: list[SlotSpec], hooks: Sequence[HookAction], reads: Sequence[HookPoint], known: int
+        self, specs: list[SlotSpec], hooks: Sequence[HookAction], reads: Sequence[HookPoint], earlier_count: int
     ) -> tuple[list[SlotSpec], list[Site]]:
         """The slots and reads of a new variant.
 
         The first variant has what is asked for, the second also the points of the same kinds in all layers, and any
         later one all points: so changing the points again and again compiles three times.
         """
-        wanted = dict.fromkeys(point.site for point in reads)
+        read_sites = dict.fromkeys(point.site for point in reads)
         more: list[HookPoint] = [] if self.options.points is None else self.points.select(self.options.points)
-        if known:
-            kinds = {_LAYER.sub(".*.", each.canonical_name) for each in (*more, *(hook.point for hook in hooks))}
-            more = [each for each in self._all() if known > 1 or _LAYER.sub(".*.", each.canonical_name) in kinds]
-        sites = dict.fromkeys(each.site for each in more if no_site(each) is None)
-        spread = max((each.spread for each in specs), default=0) if known == 1 else 0
-        own = [replace(each, kind="any") if each.site in sites and each.code is None else each for each in specs]
-        return [*own, *(SlotSpec(site, "any", spread) for site in sites if site not in {each.site for each in own})], [
-            *wanted
-        ]
+        if earlier_count:
+            kinds = {_LAYER.sub(".*.", point.canonical_name) for point in (*more, *(hook.point for hook in hooks))}
+            more = [
+                point for point in self._all() if earlier_count > 1 or _LAYER.sub(".*.", point.canonical_name) in kinds
+            ]
+        sites = dict.fromkeys(point.site for point in more if no_site(point) is None)
+        spread = max((spec.spread for spec in specs), default=0) if earlier_count == 1 else 0
+        requested = [replace(spec, kind="any") if spec.site in sites and spec.code is None else spec for spec in specs]
+        return [
+            *requested,
+            *(SlotSpec(site, "any", spread) for site in sites if site not in {spec.site for spec in requested}),
+        ], [*read_sites]
 
     def _all(self) -> list[HookPoint]:
         return [point for point in self.points.hook_dict.values() if no_site(point) is None and point.axes]
@@ -386,15 +395,17 @@ class CompiledRuns:
 
     def __repr__(self) -> str:
         lines = [f"compiled runs of {type(self.points.root).__name__}: {_number(self.graphs, 'graph')}"]
-        for state, each in self._variants:
+        for state, variant in self._variants:
             numbers = (
-                (len(each.program.slots), "edit"),
-                (len(each.program.reads), "read"),
-                (each.backend.graphs, "graph"),
+                (len(variant.program.slots), "edit"),
+                (len(variant.program.reads), "read"),
+                (variant.backend.graphs, "graph"),
             )
-            what = ", ".join(_number(*number) for number in (*numbers, (each.runs, "run")))
-            status = "not used: " + each.refusal if each.refusal else "proved" if each.is_proved else "not run yet"
-            kind = state.kind or way_to_choose(each.structure)
+            what = ", ".join(_number(*number) for number in (*numbers, (variant.runs, "run")))
+            status = (
+                "not used: " + variant.refusal if variant.refusal else "proved" if variant.is_proved else "not run yet"
+            )
+            kind = state.kind or way_to_choose(variant.structure)
             lines.append(f"  {' '.join([f'{state.rows} × {state.length}', kind]).rstrip()}: {what}, {status}")
         if self._past and self.is_open:
             lines.append(f"  {_number(self._past, 'graph')} dropped; compile(limit=…) sets how many are kept")

@@ -52,9 +52,9 @@ class ForwardState:
 
     def set(self, inputs: Mapping[str, Tensor]) -> None:
         """Use these inputs."""
-        for name, each in inputs.items():
+        for name, tensor in inputs.items():
             self.inputs[name].zero_()
-            self.inputs[name][:, : each.shape[1]] = each
+            self.inputs[name][:, : tensor.shape[1]] = tensor
 
     def passer(self, program: Program) -> Callable[[], Tensor | None]:
         """The function that runs the model, for a program. If nothing is returned, only what is read is computed."""
@@ -75,20 +75,20 @@ def order_of(points: ModelPoints) -> dict[str, int]:
 
 def before_end(points: ModelPoints, actions: Sequence[Action]) -> list[Action] | str:
     """The actions that a pass reaches: all, or those up to where a recorder ends it; a sentence if that is unknown."""
-    names = {each: each.point.canonical_name for each in actions if isinstance(each, PointAction)}
-    ends = {each for each in records_of(actions) if each.recorder.stops}
+    names = {action: action.point.canonical_name for action in actions if isinstance(action, PointAction)}
+    ends = {record for record in records_of(actions) if record.recorder.stops}
     if not ends or ends == names.keys():
         return list(actions)
     order = order_of(points)
     if unknown := [name for name in names.values() if name not in order]:
         return f"it stops early, perhaps before {unknown[0]!r}"
-    last = max(order[names[each]] for each in ends)
-    return [each for each in actions if each not in names or order[names[each]] <= last]
+    last = max(order[names[record]] for record in ends)
+    return [action for action in actions if action not in names or order[names[action]] <= last]
 
 
 def records_of(actions: Sequence[Action]) -> list[Record]:
     """The reads among the actions of a run, in their order."""
-    return sorted((each for each in actions if type(each) is Record), key=lambda each: each.order)
+    return sorted((record for record in actions if type(record) is Record), key=lambda record: record.order)
 
 
 class CompiledForward:
@@ -96,9 +96,13 @@ class CompiledForward:
 
     def __init__(self, owner: CompiledRuns, state: ForwardState, actions: Sequence[Action], inputs: Mapping[str, Any]):
         self.owner, self.state, self.inputs = owner, state, inputs
-        self.hooks = [each for each in actions if isinstance(each, HookAction) and not getattr(each, "is_idle", False)]
+        self.hooks = [
+            action for action in actions if isinstance(action, HookAction) and not getattr(action, "is_idle", False)
+        ]
         order = order_of(owner.points)  # that of a cache
-        self.records = sorted(records_of(actions), key=lambda each: order.get(each.point.canonical_name, len(order)))
+        self.records = sorted(
+            records_of(actions), key=lambda record: order.get(record.point.canonical_name, len(order))
+        )
         self.rows, self.width = inputs["input_ids"].shape
 
     def run(self) -> Any:
@@ -110,7 +114,7 @@ class CompiledForward:
             self.owner.give_back(self.state)
 
     def _run(self) -> Any:
-        points = [each.point for each in self.records]
+        points = [record.point for record in self.records]
         variant = self.owner.variant(self.state, self.hooks, points, None, self.state.passer)
         slots = None if isinstance(variant, str) else variant.assigned(self.hooks, [point.site for point in points])
         if isinstance(variant, str) or slots is None:
@@ -132,10 +136,10 @@ class CompiledForward:
     def _unproved(self, variant: Variant) -> set[str]:
         """What this call has that no call had on which the graph was proved."""
         mask = self.inputs.get("attention_mask")
-        found = {"padding"} if self.width < self.state.length else set()
+        conditions = {"padding"} if self.width < self.state.length else set()
         if mask is not None and "mask" not in variant.proved_on and not bool(mask.all()):
-            found.add("mask")
-        return found - variant.proved_on
+            conditions.add("mask")
+        return conditions - variant.proved_on
 
     def _eager(self, why: str) -> Any:
         self.owner.refused(why)
@@ -164,20 +168,20 @@ class CompiledForward:
             raise StopForward
         return CausalLMOutputWithPast(logits=logits)  # type: ignore[arg-type]
 
-    def _logits(self, found: Tensor | None) -> Tensor | None:
-        return None if found is None else found[:, : self.width].clone()
+    def _logits(self, logits: Tensor | None) -> Tensor | None:
+        return None if logits is None else logits[:, : self.width].clone()
 
     def _going_on(self) -> ExitStack:
         """A context in which no recorder ends the pass."""
         stack = ExitStack()
-        for recorder in {id(each.recorder): each.recorder for each in self.records}.values():
+        for recorder in {id(record.recorder): record.recorder for record in self.records}.values():
             stack.enter_context(recorder.going_on())
         return stack
 
     def _proved(self, variant: Variant, new: set[str]) -> Any:
         """The output of an uncompiled pass, after comparing the graph's with it."""
-        own, output = Recorder([each.point for each in self.records], stops=self.state.stops), None
-        run = Run(self.owner.points.root, [Record(each.point, own) for each in self.records], is_one_pass=True)
+        recorder, output = Recorder([record.point for record in self.records], stops=self.state.stops), None
+        run = Run(self.owner.points.root, [Record(record.point, recorder) for record in self.records], is_one_pass=True)
         with self._going_on(), suppress(StopForward), run:
             output = self.state.module(**self.inputs)
         logits: Any = getattr(output, "logits", None)
@@ -185,9 +189,9 @@ class CompiledForward:
             variant.settle("the model returns no logits")
         else:
             expected: dict[Any, Tensor] = {} if self.state.stops else {"logits": logits}
-            expected |= {name: values[-1] for name, values in own.by_point().items()}
-            found = partial(self._values, variant)
-            variant.settle(why_unproved(variant, self._of_text(expected), lambda way: self._of_text(found(way))))
+            expected |= {name: values[-1] for name, values in recorder.by_point().items()}
+            values_of = partial(self._values, variant)
+            variant.settle(why_unproved(variant, self._of_text(expected), lambda way: self._of_text(values_of(way))))
         if variant.refusal is not None:
             self.owner.refused(variant.refusal)
         else:
@@ -199,13 +203,13 @@ class CompiledForward:
     def _of_text(self, values: dict[Any, Tensor]) -> dict[Any, Tensor]:
         """Without padding, where attention over no position depends on the length."""
         mask = self.inputs.get("attention_mask")
-        return values if mask is None else {name: each[mask.bool()] for name, each in values.items()}
+        return values if mask is None else {name: tensor[mask.bool()] for name, tensor in values.items()}
 
     def _values(self, variant: Variant, way: Callable[[], Tensor | None]) -> dict[Any, Tensor]:
         with variant.program.attached():
             logits = self._logits(way())
-        found = {} if logits is None else {"logits": logits}
+        values = {} if logits is None else {"logits": logits}
         for record in self.records:
             buffer = variant.program.reads[record.point.site].buffer
-            found[record.point.name] = buffer[:, : self.width].clone()
-        return found
+            values[record.point.name] = buffer[:, : self.width].clone()
+        return values

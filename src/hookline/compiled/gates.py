@@ -46,19 +46,19 @@ class Continuation:
         slot.wanted.fill_(-1)
         if self.stop <= start:
             return
-        here = slot.gate[:, start : self.stop]
+        gate = slot.gate[:, start : self.stop]
         if isinstance(positions, Tensor) and positions.dtype == torch.bool:
             raise HooklineError("a mask is for the columns of one pass")
         if positions is None:
-            here.fill_(True)
+            gate.fill_(True)
         elif isinstance(positions, TokenMeaning):
             if positions.nth != -1:
                 raise HooklineError(f"{positions!r} counts the tokens before it")
-            here.fill_(True)  # a token is its own last occurrence when it is new
+            gate.fill_(True)  # a token is its own last occurrence when it is new
             slot.wanted.fill_(positions.token_id(self.as_pass()))
         else:
             with in_pass(self.as_pass()):
-                here.copy_(mask_of(positions, action.point, *here.shape))
+                gate.copy_(mask_of(positions, action.point, *gate.shape))
 
 
 @contextmanager

@@ -66,7 +66,9 @@ class CompiledGeneration:
 
     def _plan(self, actions: Sequence[Action]) -> None:
         self._actions = list(actions)
-        self.hooks = [each for each in actions if isinstance(each, HookAction) and not getattr(each, "is_idle", False)]
+        self.hooks = [
+            action for action in actions if isinstance(action, HookAction) and not getattr(action, "is_idle", False)
+        ]
         self.records = records_of(actions)
 
     def run(self) -> Tensor:
@@ -136,7 +138,7 @@ class CompiledGeneration:
         self._uncompiled = self.state.stepper(self.sampling, draws=draws)(Program([]))
         if not self._is_compiled:
             return
-        points = [each.point for each in self.records]
+        points = [record.point for record in self.records]
         make = self.state.stepper(self.sampling)
         variant = self.owner.variant(self.state, self.hooks, points, self.sampling.structure, make)
         slots = None if isinstance(variant, str) else variant.assigned(self.hooks, [point.site for point in points])
@@ -195,22 +197,24 @@ class CompiledGeneration:
         The hooks act once, as in an uncompiled run, whatever becomes of the graph.
         """
         state, column = self.state, int(self.state.column)
-        before, sizes = _copies(state.moving()), [len(each.recorder.log) for each in self.records]
-        own = Recorder([each.point for each in self.records])
-        with Run(self.owner.points.root, [Record(each.point, own) for each in self.records], is_one_pass=True):
+        before, sizes = _copies(state.moving()), [len(record.recorder.log) for record in self.records]
+        step_recorder = Recorder([record.point for record in self.records])
+        with Run(
+            self.owner.points.root, [Record(record.point, step_recorder) for record in self.records], is_one_pass=True
+        ):
             expected: dict[Any, Tensor] = {"logits": self._uncompiled().to(self.owner.dtype)}
-        expected |= {name: values[-1] for name, values in own.by_point().items()}
+        expected |= {name: values[-1] for name, values in step_recorder.by_point().items()}
         written = [*state.moving(), *state.cached(column)]
         after, logs = _copies(written), self._cut(sizes)
 
         def again(way: Callable[[], Tensor]) -> dict[Any, Tensor]:
             _restore(state.moving(), before)
             with variant.program.attached():
-                found = {"logits": way().to(self.owner.dtype, copy=True)}
+                values = {"logits": way().to(self.owner.dtype, copy=True)}
             for record in self.records:
                 buffer = variant.program.reads[record.point.site].buffer
-                found[record.point.name] = buffer[:, column : column + 1].clone()
-            return found
+                values[record.point.name] = buffer[:, column : column + 1].clone()
+            return values
 
         variant.settle(why_unproved(variant, expected, again))
         if variant.refusal is None:

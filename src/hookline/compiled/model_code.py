@@ -73,7 +73,7 @@ class ModelCode:
 
 def _functions_in(methods: Iterable[Any]) -> list[FunctionType]:
     """The functions of methods and properties, and those that are inside of decorated ones."""
-    found: dict[FunctionType, None] = {}
+    functions: dict[FunctionType, None] = {}
     left = list(methods)
     while left:
         value = left.pop()
@@ -81,10 +81,10 @@ def _functions_in(methods: Iterable[Any]) -> list[FunctionType]:
             left.append(value.__func__)
         elif isinstance(value, property):
             left.append(value.fget)
-        elif isinstance(value, FunctionType) and value not in found:
-            found[value] = None
+        elif isinstance(value, FunctionType) and value not in functions:
+            functions[value] = None
             left += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-    return list(found)
+    return list(functions)
 
 
 def _are_same(values: list[Any], others: list[Any]) -> bool:

@@ -91,7 +91,7 @@ class CompileOptions:
     def __str__(self) -> str:
         name = self.backend if isinstance(self.backend, str) else type(self.backend).__qualname__
         settings = (self.mode, *(f"{key}={value}" for key, value in sorted((self.options or {}).items())))
-        return ", ".join([name, *(each for each in settings if each)])
+        return ", ".join([name, *(setting for setting in settings if setting)])
 
     def new_backend(self, device: torch.device) -> OwnBackend:
         """A backend object for one variant."""
@@ -105,17 +105,17 @@ class CompileOptions:
 
 def compile_options(options: Mapping[str, Any]) -> CompileOptions:
     """The options of `model.compile`; raises an error at once if one of them is wrong."""
-    known = [field.name for field in fields(CompileOptions)]
+    option_names = [field.name for field in fields(CompileOptions)]
     for name in options:
-        if name not in known:
-            raise HooklineError(f"compile has no option {name!r}; it has {', '.join(known)}")
-    found = CompileOptions(**options)
-    if found.mode is not None and found.options is not None:
+        if name not in option_names:
+            raise HooklineError(f"compile has no option {name!r}; it has {', '.join(option_names)}")
+    checked = CompileOptions(**options)
+    if checked.mode is not None and checked.options is not None:
         raise HooklineError("mode and options are two ways to say the same: give one of them, as to torch.compile")
-    if not isinstance(found.limit, Integral) or found.limit < 1:
-        raise HooklineError(f"limit is how many graphs are kept: a whole number above 0, not {found.limit!r}")
-    if found.patience is not None and not (isinstance(found.patience, Real) and found.patience >= 0):
-        raise HooklineError(f"patience is a number of seconds, not {found.patience!r}")
+    if not isinstance(checked.limit, Integral) or checked.limit < 1:
+        raise HooklineError(f"limit is how many graphs are kept: a whole number above 0, not {checked.limit!r}")
+    if checked.patience is not None and not (isinstance(checked.patience, Real) and checked.patience >= 0):
+        raise HooklineError(f"patience is a number of seconds, not {checked.patience!r}")
     try:
         torch.compile(compile_options)  # nothing is compiled before it is called
     except RuntimeError as error:
@@ -123,8 +123,8 @@ def compile_options(options: Mapping[str, Any]) -> CompileOptions:
             f"torch {torch.__version__} cannot compile on Python {platform.python_version()} ({error}): "
             "install another version of torch, or run without model.compile"
         ) from error
-    _check_backend(found)
-    return found
+    _check_backend(checked)
+    return checked
 
 
 def _check_backend(options: CompileOptions) -> None:

@@ -127,14 +127,14 @@ class Slot:
         return self.gate.index_select(1, clock.column) & ((self.wanted < 0) | (clock.token == self.wanted))
 
     def _traced(self, x: Tensor) -> Tensor:
-        given = x.clone()
+        argument = x.clone()
         if self.style == "keyword":
-            result = self.function(given, hook=self.point)
+            result = self.function(argument, hook=self.point)
         elif self.style == "position":
-            result = self.function(given, self.point)
+            result = self.function(argument, self.point)
         else:
-            result = self.function(given)
-        new = given if result is None else result
+            result = self.function(argument)
+        new = argument if result is None else result
         if new.shape != x.shape:
             raise HooklineError("it returns another shape")
         return new.to(x.dtype)
@@ -234,7 +234,7 @@ class Program:
         self, slots: Sequence[Any], reads: Sequence[Read] = (), others: Sequence[tuple[Turn, Any]] = ()
     ) -> None:
         self.slots, self.reads = list(slots), {read.site: read for read in reads}
-        sites = sites_needed([each.site for each in (*slots, *reads)])
+        sites = sites_needed([slot_or_read.site for slot_or_read in (*slots, *reads)])
         places = {site: place for place, site in enumerate(sites)}
         self.saved: list[Any] = [None] * len(places)
         self._events = self._arranged(places, others)
@@ -244,19 +244,19 @@ class Program:
         self, places: Mapping[Site, int], others: Sequence[tuple[Turn, Any]]
     ) -> dict[tuple[nn.Module, Kind], _Event]:
         """The steps at each event, in the order that `engine/order.py` states."""
-        found: dict[tuple[nn.Module, Kind], list[tuple[tuple[int, ...], Any]]] = defaultdict(list)
-        for turn, slot in (*((Turn.AT_POINTS, each) for each in self.slots), *others):
+        keyed_steps: dict[tuple[nn.Module, Kind], list[tuple[tuple[int, ...], Any]]] = defaultdict(list)
+        for turn, slot in (*((Turn.AT_POINTS, edit_slot) for edit_slot in self.slots), *others):
             site = slot.site
             step = (getter(site.lens, places), putter(site.lens, places), slot)
-            found[site.module, site.kind].append(((turn, site.stage, Phase.EDIT), step))
+            keyed_steps[site.module, site.kind].append(((turn, site.stage, Phase.EDIT), step))
         for site, read in self.reads.items():
             key = (Turn.AT_POINTS, site.stage, Phase.RECORD)
-            found[site.module, site.kind].append((key, (getter(site.lens, places), None, read)))
+            keyed_steps[site.module, site.kind].append((key, (getter(site.lens, places), None, read)))
         for site, place in places.items():
-            found[site.module, site.kind].append(((Turn.KEEP, 0, 0), (getter(site.lens, places), None, place)))
+            keyed_steps[site.module, site.kind].append(((Turn.KEEP, 0, 0), (getter(site.lens, places), None, place)))
         events = {}
-        for (module, kind), some in found.items():
-            steps = [step for _, step in sorted(some, key=lambda each: each[0])]
+        for (module, kind), pairs in keyed_steps.items():
+            steps = [step for _, step in sorted(pairs, key=lambda pair: pair[0])]
             events[module, kind] = _Event(id(self), kind is Kind.INPUT, self.saved, steps)
         return events
 
@@ -284,8 +284,8 @@ class Program:
 
 def sites_needed(sites: Sequence[Site]) -> list[Site]:
     """The sites whose values others look up, each after those that it needs itself."""
-    found: dict[Site, None] = {}
+    needed: dict[Site, None] = {}
     for site in sites:
-        for each in needed_by(site.lens) or ():
-            found |= dict.fromkeys([*sites_needed([each]), each])
-    return list(found)
+        for source in needed_by(site.lens) or ():
+            needed |= dict.fromkeys([*sites_needed([source]), source])
+    return list(needed)

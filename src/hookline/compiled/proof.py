@@ -30,12 +30,12 @@ _FUSED = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.15, torch.
 
 def why_unproved(variant: Variant, expected: Values, call: Callable[[Callable[[], Tensor]], Values]) -> str | None:
     """Why a variant is not to be used; None if it is proved. `call` runs a function from the state before the step."""
-    found: Values = expected
+    computed: Values = expected
     for what, way, limits in (("the graph", variant.plain, _TRACED), ("the compiled graph", variant.call, _FUSED)):
-        before, calls, random = found, variant.backend.calls, RandomStates(next(iter(expected.values())).device)
+        before, calls, random = computed, variant.backend.calls, RandomStates(next(iter(expected.values())).device)
         try:
             with variant.backend.proving():
-                found = call(way)
+                computed = call(way)
         except Exception as error:  # whatever a compiler raises: the run goes on without it, and says so
             random.are_left()
             cause = getattr(error, "inner_exception", error)  # of the backend: torch's message begins with its address
@@ -50,7 +50,7 @@ def why_unproved(variant: Variant, expected: Values, call: Callable[[Callable[[]
         if random.are_left():
             functions = " or ".join(_functions(variant))
             return f"{f'the function at {functions}' if functions else 'the model'} draws random numbers"
-        apart = difference(before, found, limits)
+        apart = difference(before, computed, limits)
         if apart is not None:
             return f"{what} does not give what {'the hooks give' if before is expected else 'was traced'}: {apart}"
     return None
@@ -61,12 +61,12 @@ def _functions(variant: Variant) -> list[str]:
     return [repr(slot.point.name) for slot in variant.program.slots if slot.kind == "function"]
 
 
-def difference(expected: Values, found: Values, limits: Mapping[torch.dtype, float]) -> str | None:
+def difference(expected: Values, computed: Values, limits: Mapping[torch.dtype, float]) -> str | None:
     """Where two sets of tensors differ by more than rounding; None if nowhere."""
-    dtypes = [each.dtype for each in expected.values()]
+    dtypes = [tensor.dtype for tensor in expected.values()]
     limit = max(limits.get(dtype, 0.15) for dtype in dtypes)  # logits are float32, whatever the model computes in
     for name, value in expected.items():
-        right, left = value.double(), found[name].double()
+        right, left = value.double(), computed[name].double()
         if left.shape != right.shape:
             return f"{name} has the shape {list(left.shape)}, not {list(right.shape)}"
         both = left.isfinite() & right.isfinite()

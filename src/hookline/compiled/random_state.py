@@ -23,7 +23,7 @@ class RandomStates:
     """The states on the CPU and on the device of a model, at one moment."""
 
     def __init__(self, device: torch.device) -> None:
-        self._states = {each: random_state(each) for each in {torch.device("cpu"), device}}
+        self._states = {state_device: random_state(state_device) for state_device in {torch.device("cpu"), device}}
 
     def are_left(self) -> bool:
         """Whether numbers have been drawn since; they are then drawn again."""

@@ -33,7 +33,7 @@ _LONGEST_ROW, _MOST_ROWS = 4096, 1 << 15
 def rewrite(graph: fx.Graph) -> None:
     """Rewrite the attention and the products of a traced graph, where all of their shapes are as expected."""
     for node in graph.find_nodes(op="call_function", target=_attention):
-        few = [_before_repeating(each) for each in node.args[1:]]
+        few = [_before_repeating(argument) for argument in node.args[1:]]
         if len(few) == 2 and None not in few and _is_for_one_token(node):
             node.target, node.args = attention_of_one_token, (node.args[0], *few)
     for node in graph.find_nodes(op="call_function", target=F.linear):
@@ -75,7 +75,7 @@ def _before_repeating(node: Any) -> fx.Node | None:
     single: Any = expanded.args[0] if _calls(expanded, "expand") else None
     if single is None or single.target is not getitem or single.args[1] != _REPEATED:
         return None
-    few, many = (_value(each).shape for each in (single.args[0], node))
+    few, many = (_value(operand).shape for operand in (single.args[0], node))
     return single.args[0] if _value(expanded).shape == (*few[:2], many[1] // few[1], *few[2:]) else None
 
 
@@ -84,10 +84,10 @@ def _calls(node: Any, method: str) -> bool:
 
 
 def _is_for_one_token(node: fx.Node) -> bool:
-    given = dict(node.kwargs)
-    mask = given.pop("attn_mask", None)
-    given.pop("scale", None)
-    if not isinstance(mask, fx.Node) or any(given.values()) or not given.keys() <= _OFF:
+    options = dict(node.kwargs)
+    mask = options.pop("attn_mask", None)
+    options.pop("scale", None)
+    if not isinstance(mask, fx.Node) or any(options.values()) or not options.keys() <= _OFF:
         return False
     shape, length = _value(mask).shape, _value(node.args[1]).shape[2]
     return bool(len(shape) == 4 and shape[-1] == length and _value(node.args[0]).shape[2] == 1)

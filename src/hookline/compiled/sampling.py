@@ -56,9 +56,9 @@ class Sampler:
         self.pad = torch.zeros((), dtype=torch.long, device=device)
         self.noise = torch.ones(rows, width, device=device)
         self.random: torch.Generator | None = None
-        for each in vars(self).values():
-            if each is not None:
-                torch._dynamo.mark_static_address(each)
+        for tensor in vars(self).values():
+            if tensor is not None:
+                torch._dynamo.mark_static_address(tensor)
 
     def set(self, sampling: Sampling) -> None:
         """Use these numbers from now on."""
@@ -103,20 +103,20 @@ class Sampler:
 
 def sampling_of(config: Any, processors: Any) -> Sampling | str:
     """The sampling that transformers' settings ask for; a sentence if it is another one."""
-    given: dict[str, Any] = {"temperature": 1.0} if config.do_sample else {}
-    for each in processors:
-        name = type(each).__name__
+    settings: dict[str, Any] = {"temperature": 1.0} if config.do_sample else {}
+    for processor in processors:
+        name = type(processor).__name__
         if name == "TemperatureLogitsWarper":
-            given["temperature"] = float(each.temperature)
+            settings["temperature"] = float(processor.temperature)
         elif name == "TopKLogitsWarper":
-            given["top_k"] = int(each.top_k)
+            settings["top_k"] = int(processor.top_k)
         elif name == "TopPLogitsWarper":
-            given |= {"top_p": float(each.top_p), "keep": int(each.min_tokens_to_keep)}
+            settings |= {"top_p": float(processor.top_p), "keep": int(processor.min_tokens_to_keep)}
         else:
             return f"{name} is not compiled"
     stops = config._eos_token_tensor
-    given["stops"] = tuple(stops.tolist()) if stops is not None else ()
-    if len(given["stops"]) > _STOPS:
+    settings["stops"] = tuple(stops.tolist()) if stops is not None else ()
+    if len(settings["stops"]) > _STOPS:
         return f"there are more than {_STOPS} stop tokens"
     pad = config._pad_token_tensor
-    return Sampling(pad=int(pad) if pad is not None else 0, **given)
+    return Sampling(pad=int(pad) if pad is not None else 0, **settings)

@@ -34,13 +34,13 @@ def spec_of(action: HookAction) -> SlotSpec:
 
 def _spread(edit: DataEdit, ndim: int) -> int:
     """Whether the values of an edit differ by row (1), by position (2), or not at all."""
-    found = 0
+    spread = 0
     for name in ("value", "vector", "mask"):
-        given = getattr(edit, name, None)
-        if isinstance(given, Tensor) and not isinstance(edit, Mean):
-            sizes = [*[1] * (ndim - given.ndim), *given.shape] if given.ndim > 1 else [1, 1]
-            found = max(found, 2 if sizes[1] > 1 else 1 if sizes[0] > 1 else 0)
-    return found
+        values = getattr(edit, name, None)
+        if isinstance(values, Tensor) and not isinstance(edit, Mean):
+            sizes = [*[1] * (ndim - values.ndim), *values.shape] if values.ndim > 1 else [1, 1]
+            spread = max(spread, 2 if sizes[1] > 1 else 1 if sizes[0] > 1 else 0)
+    return spread
 
 
 def write_table(slot: Slot, action: HookAction, width: int) -> None:

@@ -72,7 +72,7 @@ class Writes:
         if places != self._places:
             self._places = None  # until it is written
             self.where.zero_()
-            ones = [(row, Change(each.point, each.where, torch.ones_like(each.value))) for row, each in moved]
+            ones = [(row, Change(change.point, change.where, torch.ones_like(change.value))) for row, change in moved]
             write_all(self.where, ones, span)
             self._places = places
 
@@ -139,7 +139,7 @@ class TailState:
     def program(self, joined: JoinedRun) -> Program:
         """What the graph does at the model's modules."""
         others: list[tuple[Turn, Any]] = [
-            (Turn.ENTER if each.site.kind is Kind.INPUT else Turn.LEAVE, each) for each in self.joins.values()
+            (Turn.ENTER if join.site.kind is Kind.INPUT else Turn.LEAVE, join) for join in self.joins.values()
         ]
         if (mlp := joined.narrowed) is not None:
             others.append((Turn.SEND, Narrow(Site(mlp, Kind.INPUT, lens_of(mlp, Kind.INPUT)), self.read)))
@@ -164,9 +164,9 @@ class TailState:
                 self.inputs[name].copy_(x)
         if "past_key_values" in joined.inputs:
             both = zip(self.inputs["past_key_values"].layers, joined.inputs["past_key_values"].layers, strict=True)
-            for own, given in list(both)[joined.first :]:
-                own.keys.copy_(given.keys)
-                own.values.copy_(given.values)
+            for fixed_layer, batch_layer in list(both)[joined.first :]:
+                fixed_layer.keys.copy_(batch_layer.keys)
+                fixed_layer.values.copy_(batch_layer.values)
         self.read.copy_(torch.tensor(joined.read, device=self.device))
         for layer, rows in joined.joins.items():
             self.joins[layer].rows.copy_(rows)
@@ -188,11 +188,11 @@ class TailState:
             return self._proved(variant, joined)
         try:
             with variant.program.attached():
-                found = variant.call().clone()
+                logits = variant.call().clone()
         except TorchDynamoException:  # before anything has run: it has to be compiled again
             return self._proved(variant, joined)
         variant.runs += 1
-        return found
+        return logits
 
     def _proved(self, variant: Variant, joined: JoinedRun) -> Tensor:
         """The logits of an uncompiled run, after comparing the graph's with them."""
@@ -215,9 +215,9 @@ def _own(x: Any) -> Any:
 def _own_prefix(joined: JoinedRun) -> Any:
     """A cache with tensors of its own, like the one of this batch."""
     layers = joined.inputs["past_key_values"].layers
-    past = prefix_cache([(each.keys, each.values) for each in layers], joined.span.start)
-    for each in past.layers:
-        each.keys, each.values = _own(each.keys.contiguous()), _own(each.values.contiguous())  # type: ignore[union-attr]
+    past = prefix_cache([(layer.keys, layer.values) for layer in layers], joined.span.start)
+    for layer in past.layers:
+        layer.keys, layer.values = _own(layer.keys.contiguous()), _own(layer.values.contiguous())  # type: ignore[union-attr]
     return past
 
 
@@ -251,6 +251,11 @@ def room_for(joined: JoinedRun, features: dict[Site, Features]) -> int:
     """How many bytes the streams and new values of a batch need."""
     size = sum(rows.nbytes for rows in joined.joins.values())
     for name, placed in joined.changes.items():
-        each = features[joined.points.find(name).site]
-        size += len(_rows(placed)) * len(joined.span) * torch.Size(each.shape).numel() * (each.dtype.itemsize + 1)
+        point_features = features[joined.points.find(name).site]
+        size += (
+            len(_rows(placed))
+            * len(joined.span)
+            * torch.Size(point_features.shape).numel()
+            * (point_features.dtype.itemsize + 1)
+        )
     return size

@@ -40,8 +40,8 @@ _HARMLESS = {"abs", "float", "int", "isinstance", "len", "max", "min", "range", 
 def why_not(hook: Any, users: tuple[Any, ...] = ()) -> str | None:
     """Why a function cannot be traced, which these functions use; None if it can."""
     while isinstance(hook, partial):
-        for each in (*hook.args, *hook.keywords.values()):
-            if (why := _held(each, "an argument of partial", users)) is not None:
+        for argument in (*hook.args, *hook.keywords.values()):
+            if (why := _held(argument, "an argument of partial", users)) is not None:
                 return why
         hook = hook.func
     if isinstance(hook, BuiltinFunctionType) and (hook.__module__ or "").startswith("torch"):
@@ -63,18 +63,21 @@ def _of_function(function: FunctionType, users: tuple[Any, ...]) -> str | None:
     except ValueError:
         return "it uses a variable that has no value yet"
     defaults = [
-        ("a default", each) for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        ("a default", default)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     ]
-    for name, each in (*cells, *defaults):
-        if (why := _held(each, name, users)) is not None:
+    for name, value in (*cells, *defaults):
+        if (why := _held(value, name, users)) is not None:
             return why
-    return next((why for each in _codes(code) if (why := _of_code(each, function, users)) is not None), None)
+    return next(
+        (why for code_object in _codes(code) if (why := _of_code(code_object, function, users)) is not None), None
+    )
 
 
 def _codes(code: CodeType) -> list[CodeType]:
     """A function's code, and that of the functions and comprehensions inside it."""
-    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return [code, *(deep for each in inner for deep in _codes(each))]
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return [code, *(deep for nested in inner for deep in _codes(nested))]
 
 
 def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> str | None:
@@ -112,7 +115,7 @@ def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> 
 def _held(value: Any, name: str, users: tuple[Any, ...]) -> str | None:
     """Why a value that a function refers to may be state; None if it is not."""
     if isinstance(value, tuple):
-        return next((why for each in value if (why := _held(each, name, users)) is not None), None)
+        return next((why for part in value if (why := _held(part, name, users)) is not None), None)
     if value is None or isinstance(value, bool | int | float | complex | str | slice | torch.dtype | torch.device):
         return None
     if type(value) in (Tensor, torch.nn.Parameter):
@@ -142,9 +145,13 @@ class _Writes(TorchDispatchMode):
         self.memory: dict[int, Any] = {}
 
     def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [*zip(operator._schema.arguments, args, strict=False)]
-        given += [(each, kwargs[each.name]) for each in operator._schema.arguments if each.name in (kwargs or {})]
-        for argument, value in given:
+        arguments = [*zip(operator._schema.arguments, args, strict=False)]
+        arguments += [
+            (argument, kwargs[argument.name])
+            for argument in operator._schema.arguments
+            if argument.name in (kwargs or {})
+        ]
+        for argument, value in arguments:
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written or argument.name in _UNDECLARED:
                 self.memory |= {x.untyped_storage()._cdata: x.untyped_storage() for x in tensors_in(value)}
@@ -153,12 +160,12 @@ class _Writes(TorchDispatchMode):
 
 def check_writes(graph: fx.GraphModule, inputs: Sequence[Any], is_ours: Callable[[Tensor], bool]) -> None:
     """Raise an error if a graph writes to one of its inputs that is not ours. It runs on tensors without data."""
-    own = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
-    mode = next((each.fake_mode for each in own if isinstance(each, FakeTensor)), None)
+    examples = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+    mode = next((example.fake_mode for example in examples if isinstance(example, FakeTensor)), None)
     if mode is None:
         return
     with mode:
-        copies = [torch.empty_like(each) if isinstance(each, Tensor) else each for each in own]
+        copies = [torch.empty_like(example) if isinstance(example, Tensor) else example for example in examples]
         with _Writes() as writes:
             graph.forward(*copies)
     for x, copy in zip(inputs, copies, strict=True):
@@ -169,8 +176,8 @@ def check_writes(graph: fx.GraphModule, inputs: Sequence[Any], is_ours: Callable
 def constants_of(hook: Any) -> tuple[Any, ...]:
     """The values that a traceable function refers to and that become part of its graph: all but tensors."""
     if isinstance(hook, partial):
-        given = (*hook.args, *hook.keywords.items())
-        return (*constants_of(hook.func), *(each for value in given for each in _constants(value)))
+        bound_values = (*hook.args, *hook.keywords.items())
+        return (*constants_of(hook.func), *(constant for value in bound_values for constant in _constants(value)))
     if not isinstance(hook, FunctionType):
         return ()
     lines = [line for code in _codes(hook.__code__) for line in dis.get_instructions(code) if line.opname in _GLOBAL]
@@ -179,12 +186,12 @@ def constants_of(hook: Any) -> tuple[Any, ...]:
     held += zip(hook.__code__.co_freevars, (cell.cell_contents for cell in hook.__closure__ or ()), strict=True)
     held += enumerate(hook.__defaults__ or ())
     held += (hook.__kwdefaults__ or {}).items()
-    return tuple((name, each) for name, value in held for each in _constants(value))
+    return tuple((name, constant) for name, value in held for constant in _constants(value))
 
 
 def _constants(value: Any) -> tuple[Any, ...]:
     if isinstance(value, tuple):
-        return tuple(each for part in value for each in _constants(part))
+        return tuple(constant for part in value for constant in _constants(part))
     if isinstance(value, FunctionType | partial):
         return (value.__code__, *constants_of(value)) if isinstance(value, FunctionType) else constants_of(value)
     return () if isinstance(value, Tensor | ModuleType) else (value,)

@@ -24,14 +24,14 @@ class TracedFunctions:
             if not isinstance(action, HookAction) or placed(action).how != "traced":
                 continue
             spec = spec_of(action)
-            known = self._known.setdefault(spec.code, [])
-            if (spec.constants, length) in known:
+            traced = self._known.setdefault(spec.code, [])
+            if (spec.constants, length) in traced:
                 continue
-            if len(known) >= self._limit:
+            if len(traced) >= self._limit:
                 return (
-                    f"the function at {action.point.name!r} was compiled for {len(known)} values or lengths of text: "
+                    f"the function at {action.point.name!r} was compiled for {len(traced)} values or lengths of text: "
                     f"put values that change into tensors, or use an edit such as add(vector, coefficient), which "
                     f"takes all lengths"
                 )
-            known.append((spec.constants, length))
+            traced.append((spec.constants, length))
         return None

@@ -79,19 +79,19 @@ class Variant:
         """A slot for each hook, in their order; None if the program does not have them all."""
         if not set(reads) <= self.program.reads.keys():
             return None
-        found: dict[HookAction, Slot] = {}
+        slots: dict[HookAction, Slot] = {}
         used: dict[Any, int] = {}
         for action in actions:
             need = spec_of(action)
             event = need.site.module, need.site.kind
             for index in range(used.get(event, 0), len(self.program.slots)):
                 if self.program.slots[index].spec.takes(need):
-                    found[action], used[event] = self.program.slots[index], index + 1
+                    slots[action], used[event] = self.program.slots[index], index + 1
                     break
             else:
                 return None
         traced = [slot for slot in self.program.slots if slot.kind == "function"]
-        return found if all(slot in found.values() for slot in traced) else None
+        return slots if all(slot in slots.values() for slot in traced) else None
 
 
 def _without_hooks(guards: Sequence[Any]) -> list[bool]:

@@ -48,7 +48,7 @@ class DeviceNumbers:
 def device_numbers(devices: list[str]) -> list[DeviceNumbers]:
     """Compare the CPU, and then each of the devices, with the CPU in float64."""
     exact = activations("cpu", torch.float64)
-    found = []
+    comparisons = []
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
         of_cpu: dict[str, float] = {}
@@ -56,13 +56,13 @@ def device_numbers(devices: list[str]) -> list[DeviceNumbers]:
             try:
                 errors = errors_by_family(activations(device, dtype), exact)
             except (RuntimeError, NotImplementedError, TypeError) as error:  # as torch reports missing kernels
-                found.append(DeviceNumbers(device, name, why=str(error).splitlines()[0][:200]))
+                comparisons.append(DeviceNumbers(device, name, why=str(error).splitlines()[0][:200]))
                 continue
             least = ROUNDINGS["cpu" if device == "cpu" else "other"] * torch.finfo(dtype).eps
             limits = {family: max(MARGIN * of_cpu.get(family, 0), least) for family in errors}
             of_cpu = errors if device == "cpu" else of_cpu
-            found.append(DeviceNumbers(device, name, errors, limits))
-    return sorted(found, key=lambda each: each.device != "cpu")
+            comparisons.append(DeviceNumbers(device, name, errors, limits))
+    return sorted(comparisons, key=lambda comparison: comparison.device != "cpu")
 
 
 @torch.no_grad()
@@ -73,13 +73,13 @@ def activations(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
     return {"logits": model(tokens)} | dict(model.cache(tokens, names_filter=[*model.hook_dict]).items())
 
 
-def errors_by_family(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+def errors_by_family(computed: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
     """The largest error of each family: the norm of the difference, relative to the norm of the activation."""
     errors: dict[str, float] = {}
     for name, expected in exact.items():
-        given, expected = found[name].to("cpu", torch.float64), expected.double()
+        value, expected = computed[name].to("cpu", torch.float64), expected.double()
         is_masked = expected < torch.finfo(torch.float16).min  # the lowest number of each dtype, in attention scores
-        difference = (given - expected).masked_fill(is_masked, 0).norm()
+        difference = (value - expected).masked_fill(is_masked, 0).norm()
         error = (difference / expected.masked_fill(is_masked, 0).norm().clamp_min(1e-12)).item()
         family = re.sub(r"\.\d+\.", ".*.", name)
         errors[family] = max(errors.get(family, 0.0), inf if isnan(error) else error)

@@ -32,12 +32,12 @@ class Diagnosis:
 
     def problems(self) -> list[str]:
         """Return why results on this machine, or of this model, may be wrong."""
-        wrong = [str(each) for each in self.numbers if each.bad_families()]
+        wrong = [str(comparison) for comparison in self.numbers if comparison.bad_families()]
         return wrong + [f"{name}: {why}" for name, why in self.model["failed"].items()]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as values for JSON."""
-        numbers = [asdict(each) | {"errors": _finite(each.errors)} for each in self.numbers]
+        numbers = [asdict(comparison) | {"errors": _finite(comparison.errors)} for comparison in self.numbers]
         return asdict(self) | {"numbers": numbers, "problems": self.problems()}
 
     def __str__(self) -> str:
@@ -60,14 +60,14 @@ class Diagnosis:
 
 def diagnose(model: HookedModel) -> Diagnosis:
     """Examine this machine, and verify the points of a model."""
-    found = accelerators()
-    about = {each: {"name": device_name(each), "memory_gb": device_memory(each)} for each in ("cpu", *found)}
+    devices = accelerators()
+    about = {device: {"name": device_name(device), "memory_gb": device_memory(device)} for device in ("cpu", *devices)}
     return Diagnosis(
         versions=package_versions(),
         devices=about,
         precision=precision_settings(),
-        numbers=tuple(device_numbers(found)),
-        compiling=compiling(found),
+        numbers=tuple(device_numbers(devices)),
+        compiling=compiling(devices),
         model=model_facts(model),
     )
 

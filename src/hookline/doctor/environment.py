@@ -18,7 +18,7 @@ _REQUIREMENT = re.compile(r"^([\w.-]+)[^;]*(?:;.*extra == ['\"]([\w-]+)['\"])?")
 
 def package_versions() -> dict[str, str | None]:
     """Return the versions of Python, hookline and what it uses; None for an extra that is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "hookline": hookline.__version__}
+    versions: dict[str, str | None] = {"python": platform.python_version(), "hookline": hookline.__version__}
     try:
         requirements = metadata.requires("hookline") or []
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
@@ -26,8 +26,8 @@ def package_versions() -> dict[str, str | None]:
     for requirement in requirements:
         name, extra = _REQUIREMENT.match(requirement).groups()  # type: ignore[union-attr]
         if extra != "dev":
-            found[f"{name} [{extra}]" if extra else name] = _version(name)
-    return found
+            versions[f"{name} [{extra}]" if extra else name] = _version(name)
+    return versions
 
 
 def _version(name: str) -> str | None:
@@ -81,10 +81,10 @@ def compiling(devices: list[str]) -> dict[str, str]:
     if not torch._dynamo.is_dynamo_supported():  # type: ignore[attr-defined]
         return {"cpu": f"not available: torch {torch.__version__} does not compile on this system or Python"}
     compilers = filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++", "cl")))
-    found = {"cpu": next(compilers, None) or "not available: there is no C++ compiler (install g++, or set CXX)"}
+    backends = {"cpu": next(compilers, None) or "not available: there is no C++ compiler (install g++, or set CXX)"}
     for kind in dict.fromkeys(device.partition(":")[0] for device in devices):
         if kind == "mps":
-            found[kind] = "Metal shaders"
+            backends[kind] = "Metal shaders"
         else:
-            found[kind] = "Triton" if find_spec("triton") else "not available: pip install triton"
-    return found
+            backends[kind] = "Triton" if find_spec("triton") else "not available: pip install triton"
+    return backends

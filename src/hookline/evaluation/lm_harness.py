@@ -32,14 +32,14 @@ class HooklineLM(HFLM):
     """
 
     def __init__(self, pretrained: str | HookedModel | Any, edits: Edits = None, **options: Any) -> None:
-        given = pretrained if isinstance(pretrained, HookedModel) else None
-        if given is not None:
-            options = {"tokenizer": given.tokenizer} | options
-            pretrained = given.module
+        hooked_model = pretrained if isinstance(pretrained, HookedModel) else None
+        if hooked_model is not None:
+            options = {"tokenizer": hooked_model.tokenizer} | options
+            pretrained = hooked_model.module
         elif pretrained in EMBEDDED:
             pretrained = str(find_model(pretrained, {}).path)
         super().__init__(pretrained, **options)
-        self.hooked = cast(HookedModel, hook(self.model, self.tokenizer)) if given is None else given
+        self.hooked = cast(HookedModel, hook(self.model, self.tokenizer)) if hooked_model is None else hooked_model
         self.edits = edits_for(self.hooked, edits)
 
     def _model_call(self, *args: Any, **kwargs: Any) -> Any:

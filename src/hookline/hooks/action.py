@@ -142,8 +142,8 @@ class ObjectEdit(Edit):
         return self._must_fire and self.hook.is_enabled()
 
     @must_fire.setter
-    def must_fire(self, wanted: bool) -> None:
-        self._must_fire = wanted
+    def must_fire(self, value: bool) -> None:
+        self._must_fire = value
 
     def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:
         """Append the step; the arguments stay saved until the last hook object has seen them."""
@@ -161,7 +161,7 @@ class ObjectEdit(Edit):
             raise nothing_there(self, error) from error
         loans: dict[int, Loan] = {}
         self.registration.last_fired = object()
-        return copied(x, lambda each: _lent(each, loans)), loans
+        return copied(x, lambda tensor: _lent(tensor, loans)), loans
 
     def is_as_lent(self, given: Any, kept: Any, x: Any) -> bool:
         """Whether the hook left what it was given unchanged."""

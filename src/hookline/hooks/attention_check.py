@@ -95,7 +95,7 @@ class _Check:
             wrong = [] if self._is_close(self._run(reads)) else ["reading changes the output"]
         if not values["pattern"]:
             return [f"{path}: its points do not fire when only they are hooked; a hook there says why"]
-        counts = {name: len(each) for name, each in values.items()}
+        counts = {name: len(tensors) for name, tensors in values.items()}
         if len({*counts.values()}) != 1:
             return [f"{path}: the points fire differently often, {counts}: add the number of a call to a name (#1)"]
         for scores, pattern in zip(values["scores"], values["pattern"], strict=True):
@@ -112,7 +112,7 @@ class _Check:
             changed = self._run([(point, _other)])
             if values["pattern"][0].shape[-1] > 1 and self._is_close(changed, 0.0):
                 wrong.append(f"{name}: with another value, the output is the same")
-        return [f"{path}: {each}" for each in wrong]
+        return [f"{path}: {problem}" for problem in wrong]
 
     def _name(self, path: str, name: str) -> str:
         taken = _point(path, name) in self.net._points._modules

@@ -64,7 +64,7 @@ class HookContext:
 
 def context_of(root: nn.Module, model: Hooked | None = None) -> Any:
     """The context of a model, updated if it is used through another wrapper, `model`."""
-    known = contexts.get(root)
-    if known is None or (type(known) is HookContext and model is not None):
-        known = contexts[root] = HookContext(root, model)
-    return known
+    context = contexts.get(root)
+    if context is None or (type(context) is HookContext and model is not None):
+        context = contexts[root] = HookContext(root, model)
+    return context

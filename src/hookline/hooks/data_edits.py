@@ -101,7 +101,7 @@ class DataEdit(HookObject):
             )
         neuron = None if self.neuron is None else chosen("neuron", self.neuron, x, x.ndim - 1)
         mask = None if self.mask is None else broadcast(self.mask, x)
-        masks = [each for each in (head, neuron, mask) if each is not None]
+        masks = [selection for selection in (head, neuron, mask) if selection is not None]
         return reduce(torch.logical_and, masks) if masks else None
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> HookAction:
@@ -121,7 +121,7 @@ class DataEdit(HookObject):
         return hash((self.kind, *(repr(value) for value in vars(self).values() if not isinstance(value, Tensor))))
 
     def __repr__(self) -> str:
-        values = [f"{each.name}={shown(getattr(self, each.name))}" for each in self._fields() if self._shows(each)]
+        values = [f"{field.name}={shown(getattr(self, field.name))}" for field in self._fields() if self._shows(field)]
         return f"{self.kind}({', '.join(values)})"
 
     def _shows(self, field: Field[Any]) -> bool:
@@ -197,9 +197,9 @@ class Mean(Replace):
     outliers: Outliers = edit_field(check.outliers, "exclude")
 
     def __post_init__(self) -> None:
-        known = getattr(self.value, "padding_mask", None)
-        if self.over is None and known is not None:
-            self._set("over", known.bool())
+        padding_mask = getattr(self.value, "padding_mask", None)
+        if self.over is None and padding_mask is not None:
+            self._set("over", padding_mask.bool())
         super().__post_init__()
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
@@ -320,12 +320,12 @@ class _Along(DataEdit):
     """How often the component along the direction is subtracted."""
 
     def __post_init__(self) -> None:
-        given = self.direction
-        if not isinstance(given, Tensor) or given.ndim != 1 or not given.is_floating_point():
+        direction = self.direction
+        if not isinstance(direction, Tensor) or direction.ndim != 1 or not direction.is_floating_point():
             raise HooklineError(
-                f"direction= must be a 1-D float tensor, as long as the last axis; not {described(given)}"
+                f"direction= must be a 1-D float tensor, as long as the last axis; not {described(direction)}"
             )
-        if not bool(given.isfinite().all()) or not bool(given.any()):
+        if not bool(direction.isfinite().all()) or not bool(direction.any()):
             raise HooklineError("direction= must be finite and not all zeros")
         super().__post_init__()
 

@@ -68,10 +68,10 @@ class Detector(Hook):
 
     def capture(self, key: str, tensor: Tensor) -> None:
         """Keep a detached snapshot of a tensor under `key`, and its shape in `metadata`."""
-        kept = snapshot(tensor.detach())
-        self.tensor_metadata[key], self.metadata[f"{key}_shape"] = kept, tuple(kept.shape)
+        captured = snapshot(tensor.detach())
+        self.tensor_metadata[key], self.metadata[f"{key}_shape"] = captured, tuple(captured.shape)
         if self.keep_all:
-            self._every.setdefault(key, []).append(kept)
+            self._every.setdefault(key, []).append(captured)
 
     def get_captured(self, key: str | None = None) -> Any:
         """The last tensor kept under `key` (default: the first key) or None; with `keep_all`, the list of all."""
@@ -103,14 +103,14 @@ class Detector(Hook):
 
     def _actions(self) -> list[HookAction]:
         """Its actions: registered or added, on any model, or in a context that is open here."""
-        standing = [action for each in self.followers if each.root() is not None for action in each.hooks()]
+        standing = [action for follower in self.followers if follower.root() is not None for action in follower.hooks()]
         running = [action for run in active.get() if run.is_open for action in run.actions]
-        return [each for each in [*standing, *running] if isinstance(each, HookAction) and each.hook is self]
+        return [action for action in [*standing, *running] if isinstance(action, HookAction) and action.hook is self]
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()  # a subclass that does not call `Detector.__init__` has none of these
         state |= {name: dict(state[name]) for name in ("metadata", "tensor_metadata") if name in state}
-        return state | {"_every": {key: [*some] for key, some in state.get("_every", {}).items()}}
+        return state | {"_every": {key: [*values] for key, values in state.get("_every", {}).items()}}
 
 
 def _how(action: HookAction) -> str:
@@ -170,21 +170,21 @@ class ModelInputDetector(Detector):
         """Keep the requested arguments of a dictionary, as if the model were called with it."""
         self._capture_inputs(encodings, encodings)
 
-    def _capture_inputs(self, given: Mapping[str, Any], value: Any) -> None:
-        ids = given.get("input_ids")
+    def _capture_inputs(self, inputs: Mapping[str, Any], value: Any) -> None:
+        ids = inputs.get("input_ids")
         if self.save_input_ids:
             self.capture("inputs" if ids is None else "input_ids", FIRST.get(value) if ids is None else ids)
-            if isinstance(decoder_ids := given.get("decoder_input_ids"), Tensor):
+            if isinstance(decoder_ids := inputs.get("decoder_input_ids"), Tensor):
                 self.capture("decoder_input_ids", decoder_ids)
         if self.save_attention_mask:
             if ids is None:
                 raise HooklineError("this module is not called with token ids, so they have no attention mask")
-            self.capture("attention_mask", self._mask(ids, given.get("attention_mask")))
+            self.capture("attention_mask", self._mask(ids, inputs.get("attention_mask")))
 
     def _mask(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         tokenizer = getattr(self.context, "tokenizer", None)
-        known = getattr(tokenizer, "all_special_ids", ())
-        special = known if self.special_token_ids is None else self.special_token_ids
+        all_special_ids = getattr(tokenizer, "all_special_ids", ())
+        special = all_special_ids if self.special_token_ids is None else self.special_token_ids
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         return real & ~torch.isin(ids, torch.tensor(sorted(special), device=ids.device, dtype=ids.dtype))
 

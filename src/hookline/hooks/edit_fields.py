@@ -34,83 +34,83 @@ def edit_field(check: Check, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"check": check})
 
 
-def checked(field: dataclasses.Field[Any], given: Any) -> Any:
+def checked(field: dataclasses.Field[Any], value: Any) -> Any:
     """The value of a field that was made by `edit_field`, after its check."""
-    return given if given is None and field.default is None else field.metadata["check"](field.name, given)
+    return value if value is None and field.default is None else field.metadata["check"](field.name, value)
 
 
-def units(name: str, given: Any) -> Units:
+def units(name: str, value: Any) -> Units:
     """One index, or a tuple of indices, of heads or neurons."""
-    items: Any = given.tolist() if isinstance(given, Tensor | ndarray) else given
+    items: Any = value.tolist() if isinstance(value, Tensor | ndarray) else value
     if items is None or is_index(items):
         return None if items is None else index(items)
     if isinstance(items, Sequence) and items and all(map(is_index, items)):
         return tuple(map(index, items))
-    raise HooklineError(f"{name}= must be an index or a list of indices, not {described(given)}")
+    raise HooklineError(f"{name}= must be an index or a list of indices, not {described(value)}")
 
 
-def number(name: str, given: Any) -> float:
+def number(name: str, value: Any) -> float:
     """A finite number as a float."""
-    plain = given.item() if isinstance(given, generic) else given
+    plain = value.item() if isinstance(value, generic) else value
     if isinstance(plain, bool) or not isinstance(plain, int | float) or not abs(plain) <= sys.float_info.max:
-        raise HooklineError(f"{name}= must be a number, not {described(given)}")
+        raise HooklineError(f"{name}= must be a number, not {described(value)}")
     return float(plain)
 
 
-def tensor(name: str, given: Any) -> Tensor:
+def tensor(name: str, value: Any) -> Tensor:
     """A copy of a tensor, or a number as a tensor."""
-    if isinstance(given, Tensor):
-        found = _own_copy(name, given)
-        _check_values(name, found)
-        return found
-    if not isinstance(given, int | float):
-        raise HooklineError(f"{name}= must be a tensor or a number, not {described(given)}: use torch.as_tensor(…)")
-    return torch.tensor(number(name, given), dtype=torch.float64)
+    if isinstance(value, Tensor):
+        copy = _own_copy(name, value)
+        _check_values(name, copy)
+        return copy
+    if not isinstance(value, int | float):
+        raise HooklineError(f"{name}= must be a tensor or a number, not {described(value)}: use torch.as_tensor(…)")
+    return torch.tensor(number(name, value), dtype=torch.float64)
 
 
-def _check_values(name: str, found: Tensor) -> None:
+def _check_values(name: str, values: Tensor) -> None:
     """Raise for NaN and infinity; -inf is allowed, because it masks attention scores."""
-    bad = found.isnan() if found.is_complex() else found.isnan() | found.isposinf()
+    bad = values.isnan() if values.is_complex() else values.isnan() | values.isposinf()
     if count := int(bad.sum()):
         raise HooklineError(
-            f"{name}= has NaN or infinity in {count:,} of {found.numel():,} values: an edit needs finite values (or "
+            f"{name}= has NaN or infinity in {count:,} of {values.numel():,} values: an edit needs finite values (or "
             f"-inf, which masks attention scores)"
         )
 
 
-def bools(name: str, given: Any) -> Tensor:
+def bools(name: str, value: Any) -> Tensor:
     """A copy of a bool tensor."""
-    if not (isinstance(given, Tensor) and given.dtype == torch.bool):
-        raise HooklineError(f"{name}= must be a bool tensor, not {described(given)}")
-    return _own_copy(name, given)
+    if not (isinstance(value, Tensor) and value.dtype == torch.bool):
+        raise HooklineError(f"{name}= must be a bool tensor, not {described(value)}")
+    return _own_copy(name, value)
 
 
-def token_positions(name: str, given: Any) -> Positions:
+def token_positions(name: str, value: Any) -> Positions:
     """Positions in their canonical form."""
-    found = canonical(given)
-    return _own_copy(name, found) if isinstance(found, Tensor) else found
+    positions = canonical(value)
+    return _own_copy(name, positions) if isinstance(positions, Tensor) else positions
 
 
 integer: Check = whole_number
 
 
-def outliers(_: str, given: Any) -> Outliers:
+def outliers(_: str, value: Any) -> Outliers:
     """What to do with outlying positions, as given."""
-    factor_of(given)
-    return given
+    factor_of(value)
+    return value
 
 
-def _own_copy(name: str, given: Tensor) -> Tensor:
-    if given.requires_grad:
+def _own_copy(name: str, value: Tensor) -> Tensor:
+    if value.requires_grad:
         raise HooklineError(
             f"{name}= requires gradients, but an edit is data: pass {name}.detach(), or train it in a hook function"
         )
-    if given.layout != torch.strided or given.is_nested:
-        kind = "nested" if given.is_nested else given.layout
+    if value.layout != torch.strided or value.is_nested:
+        kind = "nested" if value.is_nested else value.layout
         raise HooklineError(f"{name}= is a {kind} tensor, but an edit needs a dense one: pass {name}.to_dense()")
-    if given.device.type == "meta":
+    if value.device.type == "meta":
         raise HooklineError(f"{name}= is on the device 'meta', so it has no values")
-    return given.clone(memory_format=torch.contiguous_format)
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def is_same(a: Any, b: Any) -> bool:

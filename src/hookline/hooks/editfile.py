@@ -134,9 +134,9 @@ def _table(folder: Path) -> dict[str, Any]:
 
 
 def _has_its_sum(table: dict[str, Any]) -> bool:
-    given = table.pop("sum", None)
+    stored_sum = table.pop("sum", None)
     try:
-        return given == _sum(table)
+        return stored_sum == _sum(table)
     except ValueError:  # NaN, which `save` does not write
         return False
 
@@ -156,16 +156,16 @@ def _tensors(path: Path, checksum: Any) -> dict[str, Tensor]:
 
 def _decoded(where: str, row: Any, tensors: dict[str, Tensor]) -> tuple[Any, DataEdit]:
     if not isinstance(row, dict) or row.get("edit") not in list(EDITS):
-        found = row.get("edit") if isinstance(row, dict) else row
-        raise HooklineError(f"{where} has kind {found!r}; known kinds are {', '.join(EDITS)}")
+        kind_name = row.get("edit") if isinstance(row, dict) else row
+        raise HooklineError(f"{where} has kind {kind_name!r}; known kinds are {', '.join(EDITS)}")
     kind = EDITS[row["edit"]]
-    given = {key: value for key, value in row.items() if key not in ("point", "edit")}
-    known = {field.name for field in fields(kind)}
+    arguments = {key: value for key, value in row.items() if key not in ("point", "edit")}
+    field_names = {field.name for field in fields(kind)}
     needed = {field.name for field in fields(kind) if field.default is MISSING}
-    if "point" not in row or not needed <= set(given) <= known:
-        raise HooklineError(f"{where}: {kind.kind} has {sorted(known)} and a point, but there are {list(row)}")
+    if "point" not in row or not needed <= set(arguments) <= field_names:
+        raise HooklineError(f"{where}: {kind.kind} has {sorted(field_names)} and a point, but there are {list(row)}")
     try:
-        values = {key: _decoded_value(key, value, tensors) for key, value in given.items()}
+        values = {key: _decoded_value(key, value, tensors) for key, value in arguments.items()}
         return _decoded_name(row["point"]), kind(**values)
     except HooklineError as error:
         raise HooklineError(f"{where}: {error}") from None

@@ -43,14 +43,14 @@ def broadcast(value: Tensor, x: Tensor) -> Tensor:
 
 def chosen(name: str, indices: Units, x: Tensor, axis: int) -> Tensor:
     """A mask that is true at the given indices of one axis, and broadcasts to the activation."""
-    wanted = [indices] if isinstance(indices, int) else list(indices or ())
+    requested = [indices] if isinstance(indices, int) else list(indices or ())
     size = x.shape[axis]
-    outside = [index for index in wanted if index not in range(-size, size)]
+    outside = [index for index in requested if index not in range(-size, size)]
     if outside:
         raise HooklineError(f"{name}={outside[0]} is out of range: there are {size}, 0 to {size - 1}")
     mask = torch.zeros(size, dtype=torch.bool)
-    mask[wanted] = True
-    return mask.to(x.device).view([size if each == axis else 1 for each in range(x.ndim)])
+    mask[requested] = True
+    return mask.to(x.device).view([size if dimension == axis else 1 for dimension in range(x.ndim)])
 
 
 def head_axis(point: Any) -> int:
@@ -88,8 +88,8 @@ def averaged(value: Tensor, axes: str, over: Tensor | None, outliers: Outliers) 
         mean.add(rows[over])
         if mean.finds_outliers():
             mean.add(rows[over])
-    found = mean.value if len(places) == 1 else mean.value[None]
-    return found.movedim(list(range(len(places))), places), mean.outlying
+    average = mean.value if len(places) == 1 else mean.value[None]
+    return average.movedim(list(range(len(places))), places), mean.outlying
 
 
 def kept_where_outlying(new: Tensor, x: Tensor, axes: str, bounds: float | Tensor) -> Tensor:

@@ -215,9 +215,9 @@ class Hook(HookObject):
         targets = self._targets(points)
         if not targets and self.layer_signature is None:
             return super().declared(points)
-        found = targets[0] if targets else points.select(self.layer_signature)
-        self.check_target(found, points)
-        return found
+        declared_points = targets[0] if targets else points.select(self.layer_signature)
+        self.check_target(declared_points, points)
+        return declared_points
 
     def says_where(self) -> bool:
         """Whether it declares where it belongs."""
@@ -233,8 +233,8 @@ class Hook(HookObject):
 
     def _targets(self, points: Points) -> list[list[HookPoint]]:
         """The points of each of its declarations."""
-        found = [] if self._target() is None else [self._found(points)]
-        return found if self._own_signature is None else [*found, points.select(self._own_signature)]
+        targets = [] if self._target() is None else [self._found(points)]
+        return targets if self._own_signature is None else [*targets, points.select(self._own_signature)]
 
     @property
     def _own_signature(self) -> Any:
@@ -309,10 +309,10 @@ def _names(points: list[HookPoint]) -> str:
     return " and ".join(repr(point.name) for point in points[:2]) + (", …" if len(points) > 2 else "")
 
 
-def hook_type_of(given: HookType | str) -> HookType:
+def hook_type_of(hook_type: HookType | str) -> HookType:
     """The hook type that was given, as a member of `HookType`."""
     try:
-        return HookType(given)
+        return HookType(hook_type)
     except ValueError:
-        words = ", ".join(f"{each.value!r}" for each in HookType)
-        raise InvalidHookError(f"hook_type must be a HookType, or one of {words}, not {given!r}") from None
+        words = ", ".join(f"{member.value!r}" for member in HookType)
+        raise InvalidHookError(f"hook_type must be a HookType, or one of {words}, not {hook_type!r}") from None

@@ -140,13 +140,13 @@ class Registry:
 
         Errors of hooks that were unregistered since come first, until `clear_errors()`.
         """
-        past = [error for each in self._model._points.permanent_hooks() for error in each.past_errors]
+        past = [error for permanent in self._model._points.permanent_hooks() for error in permanent.past_errors]
         return [*past, *(error for action in self._actions() for error in action.errors)]
 
     def clear_errors(self) -> None:
         """Clear the list of errors."""
-        for each in self._model._points.permanent_hooks():
-            each.past_errors.clear()
+        for permanent in self._model._points.permanent_hooks():
+            permanent.past_errors.clear()
         for action in self._actions():
             action.errors.clear()
 
@@ -167,11 +167,11 @@ class Registry:
             )
         if layer_signature is None and not isinstance(hook, HookObject):
             raise HooklineError("a function does not declare a layer: pass the name of the layer")
-        found = hook.declared(points) if layer_signature is None else points.select(layer_signature)
-        if len(found) != 1:
-            names = [point.name for point in found][:4]
-            raise HooklineError(f"{layer_signature!r} matches {len(found)} points ({names} …); expected exactly one")
-        return found[0]
+        matches = hook.declared(points) if layer_signature is None else points.select(layer_signature)
+        if len(matches) != 1:
+            names = [point.name for point in matches][:4]
+            raise HooklineError(f"{layer_signature!r} matches {len(matches)} points ({names} …); expected exactly one")
+        return matches[0]
 
     def _new_id(self, hook: Any, given: str | None) -> str:
         if isinstance(hook, Hook) and given not in (None, hook.id):
@@ -188,16 +188,16 @@ class Registry:
     def _actions(self) -> list[HookAction]:
         actions = [
             hook
-            for each in self._model._points.permanent_hooks()
-            for hook in each.hooks()
+            for permanent in self._model._points.permanent_hooks()
+            for hook in permanent.hooks()
             if hook.registration.id is not None
         ]
         return sorted(actions, key=lambda action: action.order)
 
     def _action(self, hook_or_id: Any) -> HookAction:
         for action in self._actions():
-            known = action.registration.id if isinstance(hook_or_id, str) else action.hook
-            if known is hook_or_id or (isinstance(hook_or_id, str) and known == hook_or_id):
+            identity = action.registration.id if isinstance(hook_or_id, str) else action.hook
+            if identity is hook_or_id or (isinstance(hook_or_id, str) and identity == hook_or_id):
                 return action
         known_ids = ", ".join(map(repr, self.ids())) or "none"
         raise HooklineError(f"no hook is registered as {hook_or_id!r}; registered ids: {known_ids}")

@@ -71,13 +71,13 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return map_tensors(value, change)
 
 
-def is_as_it_was(given: Any, seen: Any, loans: Mapping[int, Loan]) -> bool:
-    """Whether `given`, a copy of `seen` that was lent to a hook, has certainly not been written to."""
+def is_as_it_was(lent_value: Any, seen: Any, loans: Mapping[int, Loan]) -> bool:
+    """Whether `lent_value`, a copy of `seen` that was lent to a hook, has certainly not been written to."""
     if isinstance(seen, Tensor):
-        return id(given) in loans and is_as_lent(*loans[id(given)])
+        return id(lent_value) in loans and is_as_lent(*loans[id(lent_value)])
     if not _is_container(seen):
-        return given is seen
-    before, after = dict(children(seen)), dict(children(given))
+        return lent_value is seen
+    before, after = dict(children(seen)), dict(children(lent_value))
     return before.keys() == after.keys() and all(is_as_it_was(after[key], before[key], loans) for key in before)
 
 
@@ -114,5 +114,5 @@ def out_of_order(
 
 
 def _keywords(module: nn.Module, kwargs: Mapping[str, Any]) -> list[str]:
-    known = [name for name in parameters_of(module)[0] if name in kwargs]
-    return [*known, *(name for name in kwargs if name not in known)]
+    parameter_names = [name for name in parameters_of(module)[0] if name in kwargs]
+    return [*parameter_names, *(name for name in kwargs if name not in parameter_names)]

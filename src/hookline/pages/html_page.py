@@ -66,10 +66,10 @@ def circuit_page(data: dict[str, Any], theme: Literal["light", "dark"] | None = 
     return HtmlPage(document({**data, "theme": _theme(theme)}, CIRCUIT, title=data["title"] or "hookline"), _HIGHEST)
 
 
-def _theme(given: Any) -> str:
-    if given not in ("light", "dark", None):
-        raise HooklineError(f'theme is "light", "dark", or None for that of the system, got {given!r}')
-    return given or ""
+def _theme(theme: Any) -> str:
+    if theme not in ("light", "dark", None):
+        raise HooklineError(f'theme is "light", "dark", or None for that of the system, got {theme!r}')
+    return theme or ""
 
 
 def _height(panel: dict[str, Any]) -> int:

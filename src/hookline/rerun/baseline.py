@@ -97,21 +97,21 @@ class Baseline:
     @property
     def budget(self) -> Budget:
         """How many tokens run through the model at once."""
-        found, together = budget_for(self._points.anatomy.blocks[0].module), processes.get(self._points.root)
-        return found if together is None else replace(found, tokens=together.least(found.tokens))
+        budget, together = budget_for(self._points.anatomy.blocks[0].module), processes.get(self._points.root)
+        return budget if together is None else replace(budget, tokens=together.least(budget.tokens))
 
     def _find_strategy(self) -> Strategy:
         """The fastest strategy that works, found once per model by running some variants with each."""
         if active.get() or self._points.permanent.steps or not self._hooks_come_first():
             return Strategy.FULL
-        found = _strategies.setdefault(self.model.module, {})
+        strategies = _strategies.setdefault(self.model.module, {})
         inputs = self.images.inputs
         tokens = self.tokens if inputs else self.model.example_tokens()[:1]
         key = frozenset(inputs)
-        if key not in found:
+        if key not in strategies:
             with left_out("it tries how variants of a run can be computed"):
-                found[key] = fastest_strategy(self.model, Baseline, tokens, inputs)
-        return found[key]
+                strategies[key] = fastest_strategy(self.model, Baseline, tokens, inputs)
+        return strategies[key]
 
     def _hooks_come_first(self) -> bool:
         """Whether the baseline's own hooks act before the first layer, so that its streams include them."""
@@ -130,8 +130,8 @@ class Baseline:
             inputs |= {"past_key_values": past, "use_cache": True}
         cache: Mapping[str, Tensor] = {}
         with self.images.noted(), left_out("it is a baseline"):
-            if wanted := list(dict.fromkeys([*names, *keep])):
-                logits, cache = self.model.run_with_cache(**inputs, names_filter=wanted, fwd_hooks=self._hooks)
+            if names_to_cache := list(dict.fromkeys([*names, *keep])):
+                logits, cache = self.model.run_with_cache(**inputs, names_filter=names_to_cache, fwd_hooks=self._hooks)
             else:
                 logits = self.model.run_with_hooks(**inputs, fwd_hooks=self._hooks)
         self.logits: Float[Tensor, "pos vocab"] = logits[0]
@@ -142,8 +142,9 @@ class Baseline:
 
     def _current_state(self) -> tuple[object, ...]:
         """What must stay the same between the baseline and its variants: active hooks and weights."""
-        loaded = (each for each in self.model.module.parameters() if not each.is_meta)  # accelerate replaces the others
-        weights = [(id(each), None if each.is_inference() else each._version) for each in loaded]
+        # Accelerate replaces parameters on the meta device.
+        loaded = (parameter for parameter in self.model.module.parameters() if not parameter.is_meta)
+        weights = [(id(parameter), None if parameter.is_inference() else parameter._version) for parameter in loaded]
         return active.get(), tuple(self._points.permanent.actions), tuple(weights)
 
     def _check_unchanged(self) -> None:
@@ -217,8 +218,8 @@ class Baseline:
         length = self.tokens.shape[1]
         if positions is not None and (isinstance(positions, int) or not len(positions)):
             raise HooklineError(f"positions must be a non-empty list, such as [-1], got {positions!r}")
-        asked = [_position(each, length) for each in (range(length) if positions is None else positions)]
-        where = sorted(set(asked))
+        requested = [_position(position, length) for position in (range(length) if positions is None else positions)]
+        where = sorted(set(requested))
         if most_rows is not None and most_rows < 1:
             raise HooklineError(f"most_rows is how many variants run at once, at least 1, got {most_rows!r}")
         changes = _checked_changes(variants)
@@ -241,8 +242,8 @@ class Baseline:
         reach = where[-1] + 1 if strategy == Strategy.FROM_POSITION else stop
         same = [number for number in range(len(variants)) if number not in entries or entries[number].position >= reach]
         if same:
-            yield tuple(same), self.logits[asked].expand(len(same), -1, -1)
-        order = None if asked == where else [where.index(each) for each in asked]
+            yield tuple(same), self.logits[requested].expand(len(same), -1, -1)
+        order = None if requested == where else [where.index(position) for position in requested]
         entries = {number: entry for number, entry in entries.items() if entry.position < reach}
         if entries and strategy == Strategy.FULL:
             self._check_hooks(min(2, most_rows or 2))
@@ -252,29 +253,29 @@ class Baseline:
             span = range(part.start, stop)
 
             def run(numbers: Sequence[int], span: range = span) -> Tensor:
-                some = [variants[number] for number in numbers]
+                batch = [variants[number] for number in numbers]
                 if strategy == Strategy.FULL:
-                    return self._plain(some, where)
-                return self._joined(some, [entries[number] for number in numbers], span, where)
+                    return self._plain(batch, where)
+                return self._joined(batch, [entries[number] for number in numbers], span, where)
 
             for numbers, logits in fit.parts(part.numbers, run, weight=len(span)):
                 yield tuple(numbers), logits if order is None else logits[:, order]
 
     @GradMode(False)
-    def _plain(self, some: Sequence[Variant], where: list[int]) -> Tensor:
+    def _plain(self, variants: Sequence[Variant], where: list[int]) -> Tensor:
         """Full runs, one row per variant."""
         if self.model._graphs is not None:
             self.model._graphs.refused("variants of a run are full runs of this model, or with these hooks")
         placed: dict[str, list[RowChange]] = {}
-        for row, variant in enumerate(some):
+        for row, variant in enumerate(variants):
             for change in variant:
                 placed.setdefault(change.point.canonical_name, []).append((row, change))
         text = range(self.tokens.shape[1])
-        own = self.model._hook_actions(self._hooks, ())
-        writes = [change_action(self._points.find(name), each, text) for name, each in placed.items()]
-        inputs = {"input_ids": self.tokens.expand(len(some), -1), **self.images.repeated(len(some))}
-        run = Run(self._points.root, [*own, *writes], is_one_pass=True)
-        with run, sharing(self._points.root, inputs), drawn_once(len(some)):
+        hook_actions = self.model._hook_actions(self._hooks, ())
+        writes = [change_action(self._points.find(name), changes, text) for name, changes in placed.items()]
+        inputs = {"input_ids": self.tokens.expand(len(variants), -1), **self.images.repeated(len(variants))}
+        run = Run(self._points.root, [*hook_actions, *writes], is_one_pass=True)
+        with run, sharing(self._points.root, inputs), drawn_once(len(variants)):
             return outcome(self._points.root(**inputs))[:, where]
 
     def _check_hooks(self, count: int) -> None:
@@ -292,7 +293,7 @@ class Baseline:
         self._is_checked = True
 
     @GradMode(False)
-    def _joined(self, some: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:
+    def _joined(self, variants: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:
         """Each variant from its first layer; all of them from the first position of the batch."""
         rows: dict[int, list[int]] = {}
         for row, entry in enumerate(entries):  # in the order of their layers
@@ -302,16 +303,16 @@ class Baseline:
         for layer, members in rows.items():
             stream = self.streams[layer][span.start : span.stop]
             joins[layer] = stream.expand(len(members), -1, -1).clone()
-            self._sort(layer, [some[row] for row in members], members[0], joins[layer], span, placed)
+            self._sort(layer, [variants[row] for row in members], members[0], joins[layer], span, placed)
         inputs = self._inputs(span, where)
-        read = [each - span.start for each in where if each in span]
+        read = [position - span.start for position in where if position in span]
         joined = JoinedRun(self._points, joins, placed, span, inputs, read, self.images.skipped())
         logits = None if self.model._graphs is None else self.model._graphs.joined(joined)
         logits = outcome(joined.output()) if logits is None else logits
         if "logits_to_keep" not in inputs:
             logits = logits[:, read]
-        before = [each for each in where if each < span.start]
-        return torch.cat([self.logits[before].expand(len(some), -1, -1), logits], 1) if before else logits
+        before = [position for position in where if position < span.start]
+        return torch.cat([self.logits[before].expand(len(variants), -1, -1), logits], 1) if before else logits
 
     def _sort(
         self,
@@ -337,36 +338,36 @@ class Baseline:
 
     def _inputs(self, span: range, where: list[int]) -> dict[str, Any]:
         """The inputs of the model for these positions."""
-        known = parameters_of(self._points.root)[0]
+        parameter_names = parameters_of(self._points.root)[0]
         inputs: dict[str, Any] = {"input_ids": self.tokens[:, span.start : span.stop]}
         positions = self.images.positions
         if self.images and self.strategy == Strategy.FROM_LAYER:
             inputs |= self.images.inputs
-        elif positions is not None and "position_ids" in known:
+        elif positions is not None and "position_ids" in parameter_names:
             inputs["position_ids"] = positions[..., span.start : span.stop]
-        if "use_cache" in known:
+        if "use_cache" in parameter_names:
             inputs["use_cache"] = bool(span.start)
         if span.start:
             assert self._pairs is not None
             inputs["past_key_values"] = prefix_cache(self._pairs, span.start)
-            if "position_ids" in known and positions is None:
+            if "position_ids" in parameter_names and positions is None:
                 inputs["position_ids"] = torch.arange(span.start, span.stop, device=self.tokens.device)[None]
-        if "logits_to_keep" in known:
-            kept = [each - span.start for each in where if each in span]
-            inputs["logits_to_keep"] = torch.tensor(kept, device=self.tokens.device)
+        if "logits_to_keep" in parameter_names:
+            read = [position - span.start for position in where if position in span]
+            inputs["logits_to_keep"] = torch.tensor(read, device=self.tokens.device)
         return inputs
 
 
-def _position(given: int, length: int) -> int:
+def _position(position: int, length: int) -> int:
     """A position in a text of that length, counted from the start."""
-    if given not in range(-length, length):
-        raise HooklineError(f"position {given} is out of range: the text has {length} tokens")
-    return given % length
+    if position not in range(-length, length):
+        raise HooklineError(f"position {position} is out of range: the text has {length} tokens")
+    return position % length
 
 
 def _checked_changes(variants: Sequence[Variant]) -> list[Change]:
     for variant in variants:
-        if not isinstance(variant, Sequence) or not all(isinstance(each, Change) for each in variant):
+        if not isinstance(variant, Sequence) or not all(isinstance(change, Change) for change in variant):
             raise HooklineError(f"a variant is a list of changes, [base.change(…), …], got {variant!r}")
     return [change for variant in variants for change in variant]
 

@@ -51,14 +51,14 @@ def make_batches(
     by_position: dict[int, list[int]] = {}
     for number, entry in entries.items():
         by_position.setdefault(entry.position if from_any else 0, []).append(number)
-    found: list[VariantBatch] = []
+    batches: list[VariantBatch] = []
     for start, positions in _bounds(by_position, entries, n_layers, stop, budget.per_pass):
         numbers = [number for position in positions for number in by_position[position]]
         numbers.sort(key=lambda number: entries[number].layer)
         rows = most_rows or max(1, budget.tokens // (stop - start))
         for pieces in _even(numbers, rows):
-            found.append(VariantBatch(start, tuple(pieces)))
-    return found
+            batches.append(VariantBatch(start, tuple(pieces)))
+    return batches
 
 
 def _even(numbers: list[int], most: int) -> list[list[int]]:
@@ -73,8 +73,8 @@ def _bounds(
 ) -> list[tuple[int, Sequence[int]]]:
     """Where each batch starts: neighboring positions share one where separate passes would cost more."""
     positions = sorted(by_position)
-    work = [sum(n_layers - entries[number].layer + 1 for number in by_position[each]) for each in positions]
-    layers = [n_layers - min(entries[number].layer for number in by_position[each]) + 1 for each in positions]
+    work = [sum(n_layers - entries[number].layer + 1 for number in by_position[position]) for position in positions]
+    layers = [n_layers - min(entries[number].layer for number in by_position[position]) + 1 for position in positions]
     best: list[tuple[float, int]] = [(0.0, 0)]  # for the first n positions: the cost, and where the last batch starts
     for end in range(1, len(positions) + 1):
         choices, tokens, depth = [], 0, 0

@@ -148,10 +148,10 @@ def write_all(x: Tensor, placed: Iterable[RowChange], span: range, *, as_differe
     for row, change in placed:
         if change.position is not None and change.position >= span.stop:
             continue  # after the last position that is read
-        key = tuple("i" if isinstance(each, int) else (each.start, each.stop, each.step) for each in change.where)
-        here = (row, key, *(each for each in change.where if isinstance(each, int)))
-        alike.setdefault((key, times[here]), []).append((row, change))
-        times[here] += 1
+        key = tuple("i" if isinstance(index, int) else (index.start, index.stop, index.step) for index in change.where)
+        place = (row, key, *(index for index in change.where if isinstance(index, int)))
+        alike.setdefault((key, times[place]), []).append((row, change))
+        times[place] += 1
     for group in alike.values():
         _put_alike(x, group, span, as_difference=as_difference)
 
@@ -186,8 +186,8 @@ def _numbers(index: list[int], x: Tensor, axis: int) -> Tensor:
 def _check_shapes(x: Tensor, group: list[RowChange], pieces: list[Tensor]) -> None:
     where = group[0][1].where
     sizes = x.shape[1:]
-    kept = [size for size, each in zip(sizes, where, strict=False) if isinstance(each, slice)]
-    shape = (*kept, *sizes[len(where) :])  # unnamed axes are not indexed
+    kept_sizes = [size for size, index in zip(sizes, where, strict=False) if isinstance(index, slice)]
+    shape = (*kept_sizes, *sizes[len(where) :])  # unnamed axes are not indexed
     for (_, change), piece in zip(group, pieces, strict=True):
         if piece.shape != shape:
             raise HooklineError(

@@ -127,10 +127,10 @@ def _only_at(mlp: nn.Module, read: list[int]) -> Way:
     def give(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1 and isinstance(args[0], Tensor) and args[0].ndim == 3:
             x = args[0]
-            some = mlp._call_impl(x[:, read], **kwargs)
-            if isinstance(some, Tensor) and some.ndim == 3:
-                return x.new_zeros(*x.shape[:2], some.shape[-1]).index_copy_(
-                    1, torch.tensor(read, device=x.device), some
+            output = mlp._call_impl(x[:, read], **kwargs)
+            if isinstance(output, Tensor) and output.ndim == 3:
+                return x.new_zeros(*x.shape[:2], output.shape[-1]).index_copy_(
+                    1, torch.tensor(read, device=x.device), output
                 )
         return mlp._call_impl(*args, **kwargs)
 

@@ -27,7 +27,7 @@ def kept_pairs(past: DynamicCache | None) -> list[tuple[Tensor, Tensor]] | None:
     from transformers.cache_utils import DynamicLayer
 
     layers: list[Any] = [] if past is None else past.layers
-    if past is None or any(type(each) is not DynamicLayer or each.keys is None for each in layers):
+    if past is None or any(type(layer) is not DynamicLayer or layer.keys is None for layer in layers):
         return None
     return [(layer.keys, layer.values) for layer in layers]
 

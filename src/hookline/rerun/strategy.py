@@ -66,8 +66,8 @@ def fastest_strategy(
 
     expected = logits_by(Strategy.FULL)
     for strategy in (Strategy.FROM_POSITION, Strategy.FROM_LAYER) if expected is not None else ():
-        found = logits_by(strategy)
-        if found is not None and expected is not None and is_close(found, expected):
+        logits = logits_by(strategy)
+        if logits is not None and expected is not None and is_close(logits, expected):
             return strategy
     return Strategy.FULL
 
@@ -81,8 +81,8 @@ def _trial_variants(base: Baseline) -> list[list[Change]]:
     places = [(stream_names(points)[layer], layer, at[pos]) for layer, pos in zip(layers, (3, 5, 6), strict=True)]
     if base.images:  # images may affect earlier positions
         places += [(stream_names(points)[layer], layer, at[pos]) for layer in (0, n_layers // 2) for pos in (0, 1, 2)]
-    some = {0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}
-    places += [(f"{points.layer(layer)}.hook_attn_out", layer, at[4]) for layer in sorted(some)]
+    attention_layers = {0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}
+    places += [(f"{points.layer(layer)}.hook_attn_out", layer, at[4]) for layer in sorted(attention_layers)]
     return [
         [base.change(name, streams[layer][pos].roll(layer + 1) * 1.5 + 0.1, pos=pos)]
         for name, layer, pos in places
@@ -106,16 +106,16 @@ def _places(base: Baseline) -> list[int]:
 
 
 def _logits(base: Baseline, variants: Sequence[Variant], positions: Sequence[int]) -> Tensor:
-    found: dict[int, Tensor] = {}
+    logits_by_number: dict[int, Tensor] = {}
     for numbers, logits in base.rerun(variants, positions=positions):
-        found |= dict(zip(numbers, logits, strict=True))
-    return torch.stack([found[number] for number in range(len(variants))])
+        logits_by_number |= dict(zip(numbers, logits, strict=True))
+    return torch.stack([logits_by_number[number] for number in range(len(variants))])
 
 
-def is_close(found: Tensor, plain: Tensor) -> bool:
+def is_close(logits: Tensor, plain: Tensor) -> bool:
     """Whether logits agree within rounding."""
-    if found.shape != plain.shape or not bool(found.isfinite().all()):
+    if logits.shape != plain.shape or not bool(logits.isfinite().all()):
         return False
     tolerance = 1e-4 if plain.dtype in (torch.float32, torch.float64) else 5e-2
-    difference = (found.float() - plain.float()).flatten(1).norm(dim=1)
+    difference = (logits.float() - plain.float()).flatten(1).norm(dim=1)
     return bool((difference <= tolerance * plain.float().flatten(1).norm(dim=1)).all())

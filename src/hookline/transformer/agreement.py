@@ -109,10 +109,10 @@ class HookLog:
         """Return what calls a hook, and notes what the hook makes of what it is given."""
         invoke, name = action.invoke, action.point.name
 
-        def call(given: Any, point: Any) -> Any:
-            before = _of_all(given)
-            result = invoke(given, point)
-            self._calls.append((name, before, _of_all(given if result is None else result)))
+        def call(activation: Any, point: Any) -> Any:
+            before = _of_all(activation)
+            result = invoke(activation, point)
+            self._calls.append((name, before, _of_all(activation if result is None else result)))
             return result
 
         call.is_watching = True  # type: ignore[attr-defined]
@@ -154,7 +154,7 @@ def _followed_by(earlier: Tensor, later: Tensor) -> Tensor:
 
 def _difference(one: Sequence[float], other: Sequence[float]) -> float:
     """How much two sketches differ, relative to the larger one."""
-    a, b = (torch.tensor(each, dtype=torch.float64, device=_CPU) for each in (one, other))
+    a, b = (torch.tensor(numbers, dtype=torch.float64, device=_CPU) for numbers in (one, other))
     return float((a - b).norm() / max(a.norm(), b.norm(), 1e-30))
 
 
@@ -169,9 +169,9 @@ class Agreement:
 
     def watch(self, actions: Sequence[Action]) -> None:
         """Note what these hooks make of their activations."""
-        for each in actions:
-            if isinstance(each, HookAction) and not hasattr(each.invoke, "is_watching"):
-                each.invoke = self._log.watching(each)
+        for action in actions:
+            if isinstance(action, HookAction) and not hasattr(action.invoke, "is_watching"):
+                action.invoke = self._log.watching(action)
 
     def begin(self, actions: Sequence[Action]) -> None:
         """Raise if the hooks of another process differ, or if it does not arrive within a minute."""
@@ -199,7 +199,7 @@ class Agreement:
             why = explanation(error)
             if why is not None:
                 raise HooklineError(why) from error
-        elif self._log.has_calls or any(isinstance(each, HookAction) for each in actions):
+        elif self._log.has_calls or any(isinstance(action, HookAction) for action in actions):
             told = self._exchange("ends a run", self._log.taken())
             for rank, calls in enumerate(told):
                 self._compare_calls(self._ranks[rank], calls, told[self._rank])
@@ -253,7 +253,7 @@ class Agreement:
                 raise HooklineError(
                     f"process {rank} {other}, while this one {doing}; perhaps its last run failed: {ALIKE}"
                 )
-        return [each for _, each in told]
+        return [answer for _, answer in told]
 
     def _compare_hooks(self, checksums: list[str], mine: list[str]) -> None:
         if len(set(checksums)) == 1:
@@ -263,7 +263,7 @@ class Agreement:
                 same = next(
                     (i for i, (a, b) in enumerate(zip(names, mine, strict=False)) if a != b), min(len(names), len(mine))
                 )
-                theirs, ours = (_some(each[same:]) for each in (names, mine))
+                theirs, ours = (_some(hook_names[same:]) for hook_names in (names, mine))
                 first = f" after {how_many(same, 'hook')} that both have" if same else ""
                 raise HooklineError(f"process {rank} hooks {theirs}, and this one {ours}{first}: {ALIKE}")
 
@@ -273,13 +273,13 @@ class Agreement:
             if their is None or our is None or their.name != our.name:
                 call, where = (our, f"process {rank}") if our is not None else (their, "this process")
                 raise HooklineError(f"a hook at {call.name!r} was not called in {where}, but in another one: {ALIKE}")
-            given, made = _difference(their.given, our.given), _difference(their.made, our.made)
-            if given > APART:
+            input_difference, made = _difference(their.given, our.given), _difference(their.made, our.made)
+            if input_difference > APART:
                 raise HooklineError(
                     f"what a hook at {our.name!r} was given in process {rank} differs from what it was given in this "
                     "one, so the output of this run is wrong: something other than hooks (weights, dropout) differs"
                 )
-            if made > SAME + AMPLIFIED * given:
+            if made > SAME + AMPLIFIED * input_difference:
                 raise HooklineError(
                     f"a hook at {our.name!r} made something else of the same activation in process {rank} than in this "
                     "one, so the output of this run is wrong. What a hook computes must not depend on the process: "
@@ -289,9 +289,11 @@ class Agreement:
 
 def _hooks(actions: Sequence[Action]) -> list[str]:
     """The hooks of a run, in words."""
-    here = [each for each in actions if isinstance(each, PointAction)]
-    here = [each for each in here if not isinstance(each, HookAction) or each.registration.is_enabled()]
-    return [f"{each.point.name} ({type(each).__name__}, {each.dir})" for each in here]
+    point_actions = [action for action in actions if isinstance(action, PointAction)]
+    point_actions = [
+        action for action in point_actions if not isinstance(action, HookAction) or action.registration.is_enabled()
+    ]
+    return [f"{action.point.name} ({type(action).__name__}, {action.dir})" for action in point_actions]
 
 
 def _checksum(hooks: list[str]) -> str:
@@ -303,15 +305,15 @@ def _some(hooks: list[str]) -> str:
     return ", ".join([*hooks[:5], *["…"] * (len(hooks) > 5)]) or "nothing"
 
 
-def _inputs(given: Mapping[str, Any]) -> dict[str, tuple[str, list[float]]]:
+def _inputs(inputs: Mapping[str, Any]) -> dict[str, tuple[str, list[float]]]:
     """For each tensor among the inputs of a model: its shape, with a checksum of integers, and a sketch of floats."""
-    found: dict[str, tuple[str, list[float]]] = {}
-    for name, x in given.items():
+    summaries: dict[str, tuple[str, list[float]]] = {}
+    for name, x in inputs.items():
         if isinstance(x, Tensor):
             about, is_exact = f"{x.dtype} {list(x.shape)}", not (x.is_floating_point() or x.is_complex())
             checksum = sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest() if is_exact else ""
-            found[name] = about + checksum, [] if is_exact else sketch(x).tolist()
-    return found
+            summaries[name] = about + checksum, [] if is_exact else sketch(x).tolist()
+    return summaries
 
 
 def _differs(one: tuple[str, list[float]] | None, other: tuple[str, list[float]] | None) -> bool:

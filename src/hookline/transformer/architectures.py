@@ -210,4 +210,4 @@ def rotary_change(config: Any) -> int | None:
 def _rotary(config: Any) -> list[dict[str, Any]]:
     """The parameters of rotary embeddings: one set, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
-    return [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    return [rope, *(parameters for parameters in rope.values() if isinstance(parameters, dict))]

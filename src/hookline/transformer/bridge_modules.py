@@ -26,7 +26,7 @@ def _in_attention(names: tuple[str, ...]) -> _Find:
 
 def _in_mlp(*tables: tuple[str, ...]) -> _Find:
     """The first of these roles that an MLP has."""
-    return lambda block: next((found for names in tables if block.mlp and (found := child(block.mlp, names))), None)
+    return lambda block: next((part for names in tables if block.mlp and (part := child(block.mlp, names))), None)
 
 
 _MODULES: dict[str, _Find] = {

@@ -32,8 +32,10 @@ class EagerAttention(UndoBlock):
     def __init__(self, model: Any) -> None:
         self._model = model
         parts = {name: getattr(model.config, name) for name in model.config.sub_configs} | {"": model.config}
-        own = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
-        self._own = {name: each for name, each in own.items() if each is not None}
+        implementations = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
+        self._own = {
+            name: implementation for name, implementation in implementations.items() if implementation is not None
+        }
 
     def open(self) -> None:
         """Switch to eager attention."""

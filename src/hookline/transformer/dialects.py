@@ -44,27 +44,27 @@ _SHORT = re.compile(r"([a-z_]+?)_?(-?\d+)(ln1|ln2|attn|mlp|a|m)?")
 _ROLE = re.compile(r"(lm|vision)\.(layer|attn|mlp)\.(?:(-?\d+)\.)?(\w+)")
 
 
-def classic_name(asked: object, stacks: Stacks) -> str | None:
+def classic_name(requested: object, stacks: Stacks) -> str | None:
     """The classic name of a name in another dialect; None if it is not one."""
-    if isinstance(asked, tuple) and asked and isinstance(asked[0], str):
-        return _from_tuple(asked, stacks)
-    if not isinstance(asked, str):
+    if isinstance(requested, tuple) and requested and isinstance(requested[0], str):
+        return _from_tuple(requested, stacks)
+    if not isinstance(requested, str):
         return None
-    if asked in _ROLES_OF_MODEL:
-        return _ROLES_OF_MODEL[asked]
-    if POINTS.by_bridge.get(asked) in _OF_MODEL:
-        return POINTS.by_bridge[asked]
-    if match := _BLOCK.fullmatch(asked):
+    if requested in _ROLES_OF_MODEL:
+        return _ROLES_OF_MODEL[requested]
+    if POINTS.by_bridge.get(requested) in _OF_MODEL:
+        return POINTS.by_bridge[requested]
+    if match := _BLOCK.fullmatch(requested):
         return _block_name(match[1], int(match[2]), POINTS.by_bridge.get(match[3], match[3]), stacks)
-    if (match := _ROLE.fullmatch(asked)) and match[3] is not None:
+    if (match := _ROLE.fullmatch(requested)) and match[3] is not None:
         return _role(match, int(match[3]), stacks)
-    if match := _SHORT.fullmatch(asked):
+    if match := _SHORT.fullmatch(requested):
         return _shorthand(match[1], int(match[2]), [match[3]] if match[3] else [], stacks)
-    return _shorthand(asked, None, [], stacks)
+    return _shorthand(requested, None, [], stacks)
 
 
-def _from_tuple(asked: tuple[Any, ...], stacks: Stacks) -> str | None:
-    name, layer, *more = (*asked, None)[: max(2, len(asked))]
+def _from_tuple(requested: tuple[Any, ...], stacks: Stacks) -> str | None:
+    name, layer, *more = (*requested, None)[: max(2, len(requested))]
     if layer is None:
         return _ROLES_OF_MODEL.get(name) or _shorthand(name, None, more, stacks)
     try:
@@ -73,12 +73,12 @@ def _from_tuple(asked: tuple[Any, ...], stacks: Stacks) -> str | None:
         return None
     if match := _ROLE.fullmatch(name):
         return _role(match, layer, stacks) if match[3] is None else None
-    return _shorthand(name, layer, [each for each in more if isinstance(each, str)], stacks)
+    return _shorthand(name, layer, [word for word in more if isinstance(word, str)], stacks)
 
 
 def _role(match: re.Match[str], layer: int, stacks: Stacks) -> str | None:
-    found = POINTS.by_role.get(f"{match[2]}.{match[4]}")
-    return _block_name(_STACK[match[1]], layer, found, stacks) if found is not None else None
+    point_name = POINTS.by_role.get(f"{match[2]}.{match[4]}")
+    return _block_name(_STACK[match[1]], layer, point_name, stacks) if point_name is not None else None
 
 
 def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) -> str | None:
@@ -88,13 +88,13 @@ def _shorthand(name: str, layer: int | None, more: list[str], stacks: Stacks) ->
     if layer is None:
         whole = f"ln_final.hook_{name}" if name in _NORMS else f"hook_{name}"
         return whole if name in _NORMS or whole in _OF_MODEL else None
-    more = [_STACK[each] if _STACK.get(each) in stacks else each for each in more]
-    stack = next((each for each in more if each in stacks), "blocks")
-    part = next((_PARTS.get(each, each) for each in more if each not in stacks), None)
-    found = POINTS.by_shorthand.get(name, f"hook_{name}")
-    if part is not None and (name in _NORMS or found.startswith("attn.")):
-        found = f"{part}.{found.rpartition('.')[2]}"
-    return _block_name(stack, layer, found, stacks)
+    more = [_STACK[word] if _STACK.get(word) in stacks else word for word in more]
+    stack = next((word for word in more if word in stacks), "blocks")
+    part = next((_PARTS.get(word, word) for word in more if word not in stacks), None)
+    point_name = POINTS.by_shorthand.get(name, f"hook_{name}")
+    if part is not None and (name in _NORMS or point_name.startswith("attn.")):
+        point_name = f"{part}.{point_name.rpartition('.')[2]}"
+    return _block_name(stack, layer, point_name, stacks)
 
 
 def _block_name(stack: str, layer: int, rest: str, stacks: Stacks) -> str:
@@ -128,9 +128,9 @@ def other_names(classic: str, stacks: Stacks) -> Iterator[str]:
             yield f"{part}.{what}.{layer}.{side}"
 
 
-def advice(asked: str, stacks: Stacks) -> str:
+def advice(requested: str, stacks: Stacks) -> str:
     """A hint for a name that would be valid with another layer, or with a layer."""
-    classic = classic_name(asked, stacks)
+    classic = classic_name(requested, stacks)
     match = _BLOCK.fullmatch(classic) if classic is not None else None
     if match is not None and match[1].startswith("vision.") and match[1] not in stacks:
         return "This model has no vision tower, or one with unknown layers: use native module names."
@@ -138,10 +138,11 @@ def advice(asked: str, stacks: Stacks) -> str:
         return f"This model has several stacks of layers: write {' or '.join(map(repr, stacks))} instead of 'blocks'."
     if match is not None and not 0 <= int(match[2]) < stacks[match[1]]:
         return f"Layers are 0 to {stacks[match[1]] - 1}."
-    if (name := POINTS.by_shorthand.get(asked.removeprefix("hook_"))) is not None and _only(stacks):
-        return f"It needs a layer: ({asked.removeprefix('hook_')!r}, 0), or '{_only(stacks)}.*.{name}' for every layer."
-    part, _, role = asked.partition(".")
+    if (name := POINTS.by_shorthand.get(requested.removeprefix("hook_"))) is not None and _only(stacks):
+        short = requested.removeprefix("hook_")
+        return f"It needs a layer: ({short!r}, 0), or '{_only(stacks)}.*.{name}' for every layer."
+    part, _, role = requested.partition(".")
     if part in _STACK and role in POINTS.by_role:
         what, _, side = role.partition(".")
-        return f"It needs a layer: ({asked!r}, 3) or '{part}.{what}.3.{side}'."
+        return f"It needs a layer: ({requested!r}, 3) or '{part}.{what}.3.{side}'."
     return ""

@@ -40,11 +40,11 @@ class Checkpoint:
 
     def keys(self) -> dict[str, str]:
         """The name of every tensor, and the file that it is in."""
-        found: dict[str, str] = {}
+        file_of_key: dict[str, str] = {}
         for file in self.files:
             with safe_open(file, framework="pt") as opened:
-                found |= dict.fromkeys(opened.keys(), file)
-        return found
+                file_of_key |= dict.fromkeys(opened.keys(), file)
+        return file_of_key
 
 
 _checkpoints: WeakKeyDictionary[nn.Module, Checkpoint] = WeakKeyDictionary()
@@ -54,7 +54,7 @@ def from_pretrained_empty(cls: Any, path: str | Path, **kwargs: Any) -> nn.Modul
     """`cls.from_pretrained(path, **kwargs)`, but with all parameters on the meta device."""
     if kwargs.get("gguf_file") is not None:
         raise HooklineError(f"{kwargs['gguf_file']} can only be read as a whole: load it without device='meta'")
-    kept: list[Checkpoint] = []
+    checkpoints: list[Checkpoint] = []
     if hasattr(cls, "_model_mapping"):  # an Auto class
         cls = cls._model_mapping[type(kwargs.get("config") or _config(path, kwargs))]
 
@@ -62,7 +62,7 @@ def from_pretrained_empty(cls: Any, path: str | Path, **kwargs: Any) -> nn.Modul
         if not files or not all(str(file).endswith(".safetensors") for file in files):
             raise HooklineError(f"{path} has no safetensors files, and only those can be read in part")
         info, index = cls._load_pretrained_model(model, _shapes(files), files, _on_meta(loading), *args, **options)
-        kept.append(Checkpoint(tuple(map(str, files)), loading, frozenset(info.missing_keys)))
+        checkpoints.append(Checkpoint(tuple(map(str, files)), loading, frozenset(info.missing_keys)))
         missing = sorted(info.missing_keys - model.all_tied_weights_keys.keys())
         if missing:
             raise HooklineError(f"the files of {path} do not have {', '.join(missing[:4])} ({len(missing)} in all)")
@@ -74,7 +74,7 @@ def from_pretrained_empty(cls: Any, path: str | Path, **kwargs: Any) -> nn.Modul
     with quiet_loading():
         model = likewise.from_pretrained(path, **kwargs)
     model.__class__ = cls
-    _checkpoints[model] = kept[0]
+    _checkpoints[model] = checkpoints[0]
     return model
 
 
@@ -95,7 +95,7 @@ def _config(path: str | Path, options: Mapping[str, Any]) -> Any:
 
 def _shapes(files: Iterable[str]) -> dict[str, Tensor]:
     """Every tensor of the files, on the meta device."""
-    found: dict[str, Tensor] = {}
+    shapes: dict[str, Tensor] = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118 - not a mapping
@@ -103,8 +103,8 @@ def _shapes(files: Iterable[str]) -> dict[str, Tensor]:
                 dtype = _DTYPES.get(part.get_dtype())
                 if dtype is None:
                     raise HooklineError(f"{key!r} has the dtype {part.get_dtype()}, which cannot be read by layer")
-                found[key] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
-    return found
+                shapes[key] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+    return shapes
 
 
 def dtype_in(folder: str | Path) -> torch.dtype | None:
@@ -130,7 +130,7 @@ def check_weights_there(embed: nn.Module) -> None:
 
 def adopt(model: nn.Module, twin: nn.Module) -> Checkpoint:
     """Give a model on the meta device the files and the computed buffers of an equal one made by this module."""
-    names, others = (dict(each.named_parameters()) for each in (model, twin))
+    names, others = (dict(module.named_parameters()) for module in (model, twin))
     unlike = [name for name in {**names, **others} if _shape(names, name) != _shape(others, name)]
     if unlike:
         raise HooklineError(
@@ -154,15 +154,15 @@ def targets_of(model: nn.Module, checkpoint: Checkpoint, keys: Iterable[str]) ->
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     rules = checkpoint.loading.weight_mapping or []
-    renamings = [each for each in rules if isinstance(each, WeightRenaming)]
-    converters = [each for each in rules if isinstance(each, WeightConverter)]
-    known, prefix, found = model.state_dict(), model.base_model_prefix, dict[str, str]()
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    state_dict, prefix, targets = model.state_dict(), model.base_model_prefix, dict[str, str]()
     for key in keys:
-        name, _ = rename_source_key(key, renamings, converters, prefix, known)  # type: ignore[arg-type]
-        if name not in known and key in known:
-            name, _ = rename_source_key(key, [], [], prefix, known)  # type: ignore[arg-type]
-        found[key] = name
-    return found
+        name, _ = rename_source_key(key, renamings, converters, prefix, state_dict)  # type: ignore[arg-type]
+        if name not in state_dict and key in state_dict:
+            name, _ = rename_source_key(key, [], [], prefix, state_dict)  # type: ignore[arg-type]
+        targets[key] = name
+    return targets
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint, files: Mapping[str, str], device: torch.device) -> None:
@@ -179,8 +179,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, files: Mapping[str, s
                 model, parts, None, replace(checkpoint.loading, device_map={"": device}), expected_keys=[]
             )
     finally:
-        for each in opened.values():
-            each.__exit__(None, None, None)
+        for reader in opened.values():
+            reader.__exit__(None, None, None)
     _finish_loading(model)
 
 
@@ -190,24 +190,24 @@ def _finish_loading(model: Any) -> None:
     It leaves parameters alone that were read, but for what an architecture always sets (a padding embedding to zero).
     """
     for module in model.modules():
-        own = [each for each in module.parameters(recurse=False) if not each.is_meta]
-        for each in own:
-            each._is_hf_initialized = True
-        if own:
+        parameters = [parameter for parameter in module.parameters(recurse=False) if not parameter.is_meta]
+        for parameter in parameters:
+            parameter._is_hf_initialized = True
+        if parameters:
             module._is_hf_initialized = False
     model.initialize_weights()
 
 
 @contextmanager
-def quiet_loading(wanted: bool = True) -> Iterator[None]:
+def quiet_loading(is_hidden: bool = True) -> Iterator[None]:
     """Hide transformers' progress bar of loading."""
     from transformers.utils import logging
 
     was_shown = logging.is_progress_bar_enabled()
-    if wanted:
+    if is_hidden:
         logging.disable_progress_bar()
     try:
         yield
     finally:
-        if wanted and was_shown:
+        if is_hidden and was_shown:
             logging.enable_progress_bar()

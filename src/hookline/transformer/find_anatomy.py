@@ -97,15 +97,15 @@ def _stack(name: str, root: Any, config: Any, *, cross_attends: bool = False) ->
     if root is None:
         return None
     n_layers = None if config is None else getattr(config, "num_hidden_layers", -1)  # without it none is certain
-    found = [each for each in _layer_lists(root) if n_layers is None or len(each[1]) == n_layers]
-    if len(found) > 1 and len({path.count(".") for path, _ in found}) == 1:
+    candidates = [candidate for candidate in _layer_lists(root) if n_layers is None or len(candidate[1]) == n_layers]
+    if len(candidates) > 1 and len({path.count(".") for path, _ in candidates}) == 1:
         return None  # none of them is the outermost
-    if not found:
+    if not candidates:
         return None
-    path, layers = min(found, key=lambda each: each[0].count("."))
+    path, layers = min(candidates, key=lambda candidate: candidate[0].count("."))
     parent = root.get_submodule(path.rpartition(".")[0])
-    if config is None and (own := getattr(parent, "config", getattr(root, "config", None))) is not None:
-        config = _text_config(own, decoder=name == "decoder")
+    if config is None and (parent_config := getattr(parent, "config", getattr(root, "config", None))) is not None:
+        config = _text_config(parent_config, decoder=name == "decoder")
     if not hasattr(config, "hidden_size"):
         return None
     blocks = tuple(_block(layer, config, has_encoder=cross_attends or name == "decoder") for layer in layers)
@@ -141,17 +141,17 @@ def _position_embedding_beside(model: nn.Module, path: str) -> nn.Module | None:
     parent = path.rpartition(".")[0]
     while parent:
         parent = parent.rpartition(".")[0]
-        found = child(model.get_submodule(parent), roles.POSITIONS)
-        if found is not None:
-            return found
+        embedding = child(model.get_submodule(parent), roles.POSITIONS)
+        if embedding is not None:
+            return embedding
     return None
 
 
 def _named(stack: Stack, model: Any) -> Stack:
     """The stack, renamed to "encoder" if its attention is bidirectional."""
     attn = next((block.attn for block in stack.blocks if block.attn is not None), None)
-    own = getattr(attn, "is_causal", None)
-    is_causal = own if isinstance(own, bool) else getattr(model.config, "is_decoder", False) or attn is None
+    declared = getattr(attn, "is_causal", None)
+    is_causal = declared if isinstance(declared, bool) else getattr(model.config, "is_decoder", False) or attn is None
     return stack if _says(model, "can_generate") or is_causal else replace(stack, name="encoder")
 
 
@@ -245,7 +245,7 @@ def image_modules(model: nn.Module, anatomy: Anatomy) -> frozenset[nn.Module]:
     """All modules in the image stream: those of the vision tower and of the projectors."""
     if isinstance(anatomy.main, Tower):
         return frozenset(model.modules())
-    parts = [tower_of(model) if anatomy.towers else None, *(each.module for each in anatomy.projectors)]
+    parts = [tower_of(model) if anatomy.towers else None, *(projector.module for projector in anatomy.projectors)]
     return frozenset(module for part in parts if part is not None for module in part.modules())
 
 
@@ -261,10 +261,10 @@ def _without_head(model: nn.Module) -> nn.Module:
 
 def _towers(root: Any, feature_layer: int | list[int] | None) -> tuple[Tower, ...]:
     """The stacks of layers in a vision tower, in order; a second stack attends globally."""
-    found, embed, config = _layer_lists(root), child(root, roles.PATCHES), getattr(root, "config", None)
-    if embed is None or len(found) not in (1, 2) or not hasattr(config, "hidden_size"):
+    layer_lists, embed, config = _layer_lists(root), child(root, roles.PATCHES), getattr(root, "config", None)
+    if embed is None or len(layer_lists) not in (1, 2) or not hasattr(config, "hidden_size"):
         return ()
-    (path, layers), *others = found
+    (path, layers), *others = layer_lists
     parent, positions = root.get_submodule(path.rpartition(".")[0]), child(root, roles.POSITIONS)
     first = _tower("vision.blocks", root, layers, embed, None if others else feature_layer)
     first = replace(
@@ -304,10 +304,10 @@ def _projectors(root: nn.Module, tower: Tower) -> tuple[Projector, ...]:
     root = _without_head(root)
     early: Any = child(root, roles.EARLY_PROJECTORS) or ()
     layers = getattr(tower.config, "deepstack_visual_indexes", ())
-    found = [
+    projectors = [
         Projector(f"projector.deepstack.{n}", module, layer)
         for n, (module, layer) in enumerate(zip(early, layers, strict=False))
     ]
     last = child(root, roles.PROJECTOR)
     in_windows = tower_of(root) if hasattr(tower.config, "fullatt_block_indexes") else None
-    return tuple(found if last is None else [*found, Projector("projector", last, ordered_by=in_windows)])
+    return tuple(projectors if last is None else [*projectors, Projector("projector", last, ordered_by=in_windows)])

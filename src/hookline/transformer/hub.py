@@ -30,10 +30,10 @@ _TIMEOUT = 10.0
 
 def check_transformers() -> None:
     """Raise if an older transformers is installed, with what to install."""
-    found = version("transformers")
-    if int(found.partition(".")[0]) < 5:
+    installed = version("transformers")
+    if int(installed.partition(".")[0]) < 5:
         pins = "a library that pins an older one (circuit-tracer) is installed with --no-deps"
-        raise HooklineError(f"hookline needs transformers 5, not {found}: pip install -U 'transformers>=5'; {pins}")
+        raise HooklineError(f"hookline needs transformers 5, not {installed}: pip install -U 'transformers>=5'; {pins}")
 
 
 class ModelSource(NamedTuple):

@@ -119,22 +119,22 @@ class ModelPoints(Points):
 
         Points on request match only a filter that spells out their last part: see `_names`.
         """
-        found = {name: name for name in self.hook_dict if predicate(name)}
-        if not found and isinstance(asked, str):
+        matching = {name: name for name in self.hook_dict if predicate(name)}
+        if not matching and isinstance(asked, str):
             others = {name: other_names(name, self._stacks) for name in self.hook_dict}
             matches = {name: next(filter(predicate, names), None) for name, names in others.items()}
-            found = {name: match for name, match in matches.items() if match is not None}
-        if not found and not callable(asked):
+            matching = {name: match for name, match in matches.items() if match is not None}
+        if not matching and not callable(asked):
             chosen = [point for name, point in self._native.items() if predicate(name)]
             if chosen:
                 return chosen
-        if not found:
+        if not matching:
             raise no_match(asked, self.hook_dict)
-        meant = [name for name, match in found.items() if not self.is_on_request(name) or _names(asked, match)]
+        meant = [name for name, match in matching.items() if not self.is_on_request(name) or _names(asked, match)]
         if not meant:  # nothing but points on request: these are meant
-            return [self.hook_dict[name] for name in found]
+            return [self.hook_dict[name] for name in matching]
         if not isinstance(asked, str):
-            self._left_out += [name for name in found if name not in meant]
+            self._left_out += [name for name in matching if name not in meant]
         return [self.hook_dict[name] for name in meant]
 
     def blocks(self) -> list[nn.Module]:
@@ -166,13 +166,15 @@ class ModelPoints(Points):
         return ModelPoints(root, PermanentHooks(), find_anatomy(root) or self.anatomy)
 
 
-def _names(asked: object, name: str) -> bool:
+def _names(names_filter: object, name: str) -> bool:
     """Whether a glob or regex spells out the last part of a name, as "blocks.*.attn.hook_result" does.
 
     In a regex it may be without "hook_", as a word of its own: `hook_(z|result)$`.
     """
     last = name.rpartition(".")[2]
-    if isinstance(asked, re.Pattern):
+    if isinstance(names_filter, re.Pattern):
         word = re.escape(last.removeprefix("hook_"))
-        return last in asked.pattern or re.search(rf"(?<![a-z_]){word}(?![a-z_])", asked.pattern) is not None
-    return isinstance(asked, str) and re.split(r"[*?.]", asked)[-1] == last
+        return (
+            last in names_filter.pattern or re.search(rf"(?<![a-z_]){word}(?![a-z_])", names_filter.pattern) is not None
+        )
+    return isinstance(names_filter, str) and re.split(r"[*?.]", names_filter)[-1] == last

@@ -37,11 +37,11 @@ _IN_LAYER = re.compile(r"(?P<stack>[a-z_.]+)\.(?P<layer>\d+)\.(?P<point>.+)")
 
 def classic_points(anatomy: Anatomy) -> Iterator[PointSpec]:
     """All points in firing order; those that failed verification on this architecture have no site."""
-    known = unproved().get(anatomy.kind, {})
+    failures = unproved().get(anatomy.kind, {})
     for spec in _all_points(anatomy):
         kind = kind_of(spec.name)
-        if spec.site is not None and kind in known:
-            yield spec.missing(f"it fails verification on this architecture: {known[kind]}")
+        if spec.site is not None and kind in failures:
+            yield spec.missing(f"it fails verification on this architecture: {failures[kind]}")
         else:
             yield spec
 
@@ -71,14 +71,14 @@ def _all_points(anatomy: Anatomy) -> Iterator[PointSpec]:
     shares_embedding = len({stack.embed for stack in anatomy.stacks}) < len(anatomy.stacks)
     for number, stack in enumerate(anatomy.stacks):
         prefix = f"{stack.name}." if anatomy.is_encoder_decoder else ""
-        own: Stream = "encoder" if stack.name == "encoder" else "text"
+        stream: Stream = "encoder" if stack.name == "encoder" else "text"
         other: Stream = "encoder" if anatomy.is_encoder_decoder else "image"
-        yield from _placed(prefix, own, entry_points(stack, number if shares_embedding else None))
+        yield from _placed(prefix, stream, entry_points(stack, number if shares_embedding else None))
         if not is_vision_first:
             yield from _placed("", "image", _vision_points(anatomy))
         for spec in layer_points(stack):
-            yield from _placed(f"{stack.name}.", other if spec.name.endswith(_ATTENDED_TO) else own, [spec])
-        yield from _placed(prefix, own, final_points(stack))
+            yield from _placed(f"{stack.name}.", other if spec.name.endswith(_ATTENDED_TO) else stream, [spec])
+        yield from _placed(prefix, stream, final_points(stack))
     if not isinstance(anatomy.unembed, nn.ModuleList | None):
         yield PointSpec.of("unembed.hook_in", input_of(anatomy.unembed))
         yield PointSpec.of("unembed.hook_out", output_of(anatomy.unembed))
@@ -93,7 +93,7 @@ def _placed(prefix: str, stream: Stream | None, specs: Iterable[PointSpec]) -> I
 
 def _vision_points(anatomy: Anatomy) -> Iterator[PointSpec]:
     """The points of vision towers, and of the projectors after them or after one of their layers."""
-    early = {each.after: each for each in anatomy.projectors if each.after is not None}
+    early = {projector.after: projector for projector in anatomy.projectors if projector.after is not None}
     for tower in anatomy.towers:
         yield from _tower_points(tower, early)
     for projector in anatomy.projectors:

@@ -96,7 +96,7 @@ def run_memory(
         peak, output = pass_without_data(root, dict(inputs))
         cached = kv_bytes(output)
         longer = tokens.new_zeros(batch, length + new_tokens - 1) if new_tokens > 1 else None
-        kept = cached if longer is None else kv_bytes(pass_without_data(root, {"input_ids": longer})[1])
+        kv_cache = cached if longer is None else kv_bytes(pass_without_data(root, {"input_ids": longer})[1])
     except HooklineError:
         raise
     except Exception as error:  # whatever the model does that needs data
@@ -112,7 +112,7 @@ def run_memory(
     return Memory(
         weights=weight_bytes(root, devices, style),
         loaded=weight_bytes(root, devices, style, is_loaded=True),
-        kv_cache=kept // devices if _splits_keys(style) else kept,
+        kv_cache=kv_cache // devices if _splits_keys(style) else kv_cache,
         forward=max(0, peak - cached),
         points=plan.nbytes,
         store=texts * length * stored if texts else None,
@@ -129,19 +129,19 @@ def run_memory(
 def kv_bytes(output: Any) -> int:
     """The bytes of the tensors in the key-value cache of an output; 0 if there is none."""
     caches = (getattr(output, name, None) for name in ("past_key_values", "cache_params"))
-    cache = next((each for each in caches if each is not None), None)
+    cache = next((candidate for candidate in caches if candidate is not None), None)
     seen: dict[int, int] = {}
     waiting: list[Any] = [cache, *getattr(cache, "layers", ())]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, Tensor):
-            seen[id(each)] = each.nbytes
-        elif isinstance(each, list | tuple):
-            waiting += each
-        elif isinstance(each, Mapping):
-            waiting += each.values()
-        elif hasattr(each, "__dict__") and not isinstance(each, nn.Module | type):
-            waiting += [x for x in vars(each).values() if isinstance(x, Tensor | list | tuple | dict)]
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            seen[id(value)] = value.nbytes
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
+            waiting += [x for x in vars(value).values() if isinstance(x, Tensor | list | tuple | dict)]
     return sum(seen.values())
 
 
@@ -161,8 +161,8 @@ def split_styles(root: nn.Module) -> dict[str, str]:
     plan = dict(getattr(root, "tp_plan", None) or {})
     if not plan:
         raise HooklineError(f"{type(root).__name__} has no tensor-parallel plan in transformers: leave out devices")
-    found = {name: weight_style(name, plan) for name, _ in root.named_parameters()}
-    return {name: style for name, style in found.items() if style is not None}
+    styles = {name: weight_style(name, plan) for name, _ in root.named_parameters()}
+    return {name: style for name, style in styles.items() if style is not None}
 
 
 def _share(parameter: nn.Parameter, style: str, devices: int) -> int:

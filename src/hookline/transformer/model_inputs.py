@@ -58,7 +58,12 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         def _check_prompt(self, prompt: Any) -> None: ...
 
         def _with_images(
-            self, prompt: Any, images: Any, prepend_bos: bool | None, padding_side: Side | None, given: dict[str, Any]
+            self,
+            prompt: Any,
+            images: Any,
+            prepend_bos: bool | None,
+            padding_side: Side | None,
+            keywords: dict[str, Any],
         ) -> Any: ...
 
         def _remember(self, inputs: Mapping[str, Any]) -> None: ...
@@ -67,34 +72,34 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
     def _prepared(
         self,
         input: Any,
-        given: dict[str, Any],
+        keywords: dict[str, Any],
         attention_mask: Tensor | None = None,
         prepend_bos: bool | None = None,
         padding_side: Side | None = None,
         images: Any = None,
     ) -> dict[str, Any]:
         """The keyword inputs of the model, from a prompt, its images, and keyword inputs that were given."""
-        is_alone = not given and attention_mask is None and prepend_bos is None and padding_side is None
+        is_alone = not keywords and attention_mask is None and prepend_bos is None and padding_side is None
         is_tokens = is_alone and images is None and type(input) is Tensor
-        if is_tokens and (known := vars(self).get("_checked_tokens")) is not None and known.are(input):
+        if is_tokens and (checked := vars(self).get("_checked_tokens")) is not None and checked.are(input):
             return {"input_ids": input}
-        if input is None and images is None and not given:
+        if input is None and images is None and not keywords:
             raise HooklineError("no input was given: pass text or token ids, or keyword inputs such as input_ids=…")
-        inputs = dict(given)
+        inputs = dict(keywords)
         has_text = images is not None or not (input is None or isinstance(input, Tensor))
         if not has_text and (prepend_bos is not None or padding_side is not None):
             raise HooklineError("prepend_bos and padding_side apply to text, and no text was given")
         if images is not None:
             if attention_mask is not None:
                 raise HooklineError("images come with their own attention_mask: leave attention_mask out")
-            inputs |= self._with_images(input, images, prepend_bos, padding_side, given)
+            inputs |= self._with_images(input, images, prepend_bos, padding_side, keywords)
         elif input is not None:
-            if "input_ids" in given:
+            if "input_ids" in keywords:
                 raise HooklineError("the tokens were given twice: as the input and as input_ids")
             ids, mask = self._inputs(input, prepend_bos, padding_side, has_mask=attention_mask is not None)
             inputs["input_ids"] = ids
             if attention_mask is None:
-                inputs |= {} if "position_ids" in given else self._positions(mask)
+                inputs |= {} if "position_ids" in keywords else self._positions(mask)
                 attention_mask = mask
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask
@@ -159,8 +164,8 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
 
     def _text_inputs(self, prompt: Any, prepend_bos: bool | None, padding_side: Side | None) -> dict[str, Any]:
         ids, mask = self._inputs(prompt, prepend_bos, padding_side)
-        given = {"input_ids": ids, "attention_mask": mask if mask is not None else torch.ones_like(ids)}
-        return given | self._positions(mask)
+        inputs = {"input_ids": ids, "attention_mask": mask if mask is not None else torch.ones_like(ids)}
+        return inputs | self._positions(mask)
 
     def _positions(self, mask: Tensor | None) -> dict[str, Tensor]:
         """Position ids that start at the first token of left-padded text, if the model takes position ids."""
@@ -184,7 +189,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         rows = next((x.shape[0] for x in inputs.values() if isinstance(x, Tensor)), 1)
         configs = (self.module.config, self.module.generation_config)
         starts = (getattr(config, "decoder_start_token_id", None) for config in configs)
-        start = next((each for each in starts if each is not None), None)
+        start = next((token_id for token_id in starts if token_id is not None), None)
         if start is None:
             raise HooklineError("pass decoder_input: the config of this model has no decoder_start_token_id")
         return {"decoder_input_ids": torch.full((rows, 1), start, device=self._device)}

@@ -37,10 +37,10 @@ class Norm:
 
     def current_epsilon(self) -> float:
         """The number that is added to the mean square now."""
-        own = vars(self.module)
+        attributes = vars(self.module)
         for name in _EPSILON:
-            if own.get(name) is not None:
-                return float(own[name])
+            if attributes.get(name) is not None:
+                return float(attributes[name])
         return self.guess
 
     @property
@@ -69,11 +69,11 @@ class Norm:
 
     def parts_of(self, input: Site) -> tuple[Tensor, Tensor]:
         """The parts of the current input, computed once for all points of this norm."""
-        found = stashed.memo[input]
+        cached_parts = stashed.memo[input]
         with_grad = torch.is_grad_enabled()
-        if with_grad not in found:
-            found[with_grad] = self.parts(stashed.saved[input])
-        return found[with_grad]
+        if with_grad not in cached_parts:
+            cached_parts[with_grad] = self.parts(stashed.saved[input])
+        return cached_parts[with_grad]
 
 
 def _parts(x: Tensor, subtracts_mean: bool, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -113,10 +113,10 @@ def norm_of(module: nn.Module | None, width: int | None = None) -> Norm | None:
 @torch.no_grad()
 def _filled(module: nn.Module) -> nn.Module:
     """A copy with some weights, of a module that has none: the form is that of the class."""
-    found = copy.deepcopy(module).to_empty(device="cpu")
-    for parameter in found.parameters():
+    filled = copy.deepcopy(module).to_empty(device="cpu")
+    for parameter in filled.parameters():
         parameter.copy_(torch.arange(parameter.numel()).view_as(parameter).cos().add(0.7))
-    return found
+    return filled
 
 
 @torch.no_grad()
@@ -126,15 +126,15 @@ def _try(module: nn.Module, width: int) -> _Form | None:
     x = (torch.arange(width, device=like.device, dtype=torch.float32) * 1.7).sin().add(0.5)
     x = torch.stack([x, x * 1e-3])[None]
     try:
-        own = module.forward(x.to(like.dtype))
+        output = module.forward(x.to(like.dtype))
     except Exception:  # it does not take a single tensor: not a norm
         return None
-    if not isinstance(own, Tensor) or own.shape != x.shape or own.is_meta:
+    if not isinstance(output, Tensor) or output.shape != x.shape or output.is_meta:
         return None
     for form in itertools.product((True, False), (0, 1), (1e-5, 1e-6, 1e-8, 1e-12, 0.0)):
         norm = Norm(module, *form)
         guess = norm.parts(x.to(like.dtype))[1] * norm.gain + norm.bias
-        error, size = (guess - own).norm(dim=-1), own.float().norm(dim=-1)
+        error, size = (guess - output).norm(dim=-1), output.float().norm(dim=-1)
         if bool((error <= (1e-3 if like.dtype == torch.float32 else 3e-2) * size).all()):
             return form
     return None

@@ -170,8 +170,8 @@ class ReprojectHeads:
 
     def _edited(self, stream: Tensor) -> Tensor | None:
         """The edited inputs of heads, of these projections or of all."""
-        own = self.inputs.edited(stream)
-        return own if own is not None or self.inputs.of is None else self.inputs.of.edited(stream)
+        edited = self.inputs.edited(stream)
+        return edited if edited is not None or self.inputs.of is None else self.inputs.of.edited(stream)
 
     def _changed_heads(self, inputs: Tensor, stream: Tensor) -> list[int]:
         if inputs.requires_grad or stream.requires_grad:  # a detached input has no gradient, whatever its value
@@ -206,14 +206,14 @@ def per_head_inputs(
     if set(parts) != {"q", "k", "v"}:
         return {}
     counts = {"q": heads, "k": groups, "v": groups}
-    known = norm_of(norm)
-    inside = (NormScale(known, stream), Normalized(known, stream)) if known is not None else ()
+    formula = norm_of(norm)
+    inside = (NormScale(formula, stream), Normalized(formula, stream)) if formula is not None else ()
     together = PerHeadInput(stream.lens, heads) if heads == groups else None
     sites, effects = {}, []
     for name, n in counts.items():
-        own = PerHeadInput(stream.lens, n, together, name)
-        effects.append(ReprojectHeads(parts[name].module, parts[name].lens, own, stream, norm, inside))
-        sites[f"hook_{name}_input"] = Site(stream.module, stream.kind, own, (stream,), (effects[-1],), stage=2)
+        head_input = PerHeadInput(stream.lens, n, together, name)
+        effects.append(ReprojectHeads(parts[name].module, parts[name].lens, head_input, stream, norm, inside))
+        sites[f"hook_{name}_input"] = Site(stream.module, stream.kind, head_input, (stream,), (effects[-1],), stage=2)
     if together is not None:
         sites["hook_attn_in"] = Site(stream.module, stream.kind, together, (stream,), tuple(effects), stage=1)
     return sites

@@ -124,7 +124,7 @@ class PointTable(dict[str, PointRow]):
         """Remove a point."""
         del self[name]
         for index in (self.by_shorthand, self.by_bridge, self.by_role):
-            for key in [key for key, known in index.items() if known == name]:
+            for key in [key for key, point_name in index.items() if point_name == name]:
                 del index[key]
 
 

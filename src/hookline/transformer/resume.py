@@ -127,11 +127,13 @@ def hooks_before(points: ModelPoints, layer: int) -> list[PointAction]:
     """The active hooks in the part of the model that a run from this layer skips, and that must fire."""
     anatomy = points.anatomy
     first = layer + len(anatomy.blocks) if layer < 0 else layer
-    before: set[nn.Module] = {each for block in anatomy.blocks[:first] for each in block.module.modules()}
+    before: set[nn.Module] = {module for block in anatomy.blocks[:first] for module in block.module.modules()}
     entry = (anatomy.main.embed, anatomy.main.embed_norm, anatomy.main.pos_embed)
     before |= {module for module in entry if module is not None}
     actions = [action for routes in (*active.get(), points.permanent) for action in routes.actions]
-    return [each for each in actions if isinstance(each, PointAction) and each.must_fire and each.module in before]
+    return [
+        action for action in actions if isinstance(action, PointAction) and action.must_fire and action.module in before
+    ]
 
 
 def stream_at(points: ModelPoints, layer: int, forward: Callable[[], Any]) -> Tensor:

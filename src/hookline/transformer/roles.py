@@ -95,9 +95,9 @@ EARLY_PROJECTORS = ("visual.deepstack_merger_list",)
 def child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
     """The submodule with the first of these (dotted) names that exists; None if none does."""
     for name in names:
-        found: Any = module
+        submodule: Any = module
         for part in name.split("."):
-            found = found._modules.get(part) if found is not None else None
-        if found is not None:
-            return found
+            submodule = submodule._modules.get(part) if submodule is not None else None
+        if submodule is not None:
+            return submodule
     return None

@@ -44,7 +44,7 @@ def choices_of(experts: nn.Module) -> Choices | None:
 
 
 def _count(experts: nn.Module) -> int | None:
-    if isinstance(known := getattr(experts, "num_experts", None), int):
-        return known
+    if isinstance(count := getattr(experts, "num_experts", None), int):
+        return count
     weights = [parameter.shape[0] for parameter in experts.parameters(recurse=False) if parameter.ndim == 3]
     return weights[0] if weights else None

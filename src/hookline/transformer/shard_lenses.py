@@ -116,17 +116,17 @@ class Gathered:
 
     def own_part(self, rest: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[range, ...]]:
         """The lenses behind this one on the part that this process has, and the indices of its heads or columns."""
-        width, own = sum(self.shards.sizes), self.shards.span
+        width, span = sum(self.shards.sizes), self.shards.span
         first = rest[0] if rest else None
         if first is None or isinstance(first, Unflatten):
-            return rest, tuple(range(own.start + at, own.stop + at) for at in range(0, width * self.blocks, width))
+            return rest, tuple(range(span.start + at, span.stop + at) for at in range(0, width * self.blocks, width))
         if not isinstance(first, Heads | Interleaved) or self.blocks > 1:
             raise UnavailablePointError("a fused layer is split between processes without regard to heads")
         count = first.n if isinstance(first, Heads) else first.groups
-        each = width // count
-        if own.start % each or len(own) % each or not own:
-            raise UnavailablePointError(f"this process has {len(own)} of {width} columns, which are not whole heads")
-        groups = range(own.start // each, own.stop // each)
+        columns_per_head = width // count
+        if span.start % columns_per_head or len(span) % columns_per_head or not span:
+            raise UnavailablePointError(f"this process has {len(span)} of {width} columns, which are not whole heads")
+        groups = range(span.start // columns_per_head, span.stop // columns_per_head)
         if isinstance(first, Heads):
             return (Heads(len(groups)), *rest[1:]), (groups,)
         per_group = first.heads // count
@@ -138,8 +138,8 @@ class Gathered:
         return torch.cat([self.shards.alone(part, self.dim) for part in value.chunk(self.blocks, self.dim)], self.dim)
 
     def put(self, value: Tensor, tensor: Tensor) -> Tensor:  # noqa: ARG002 (all of it is replaced)
-        own = [_Own.apply(part, self.shards, self.dim) for part in tensor.chunk(self.blocks, self.dim)]
-        return own[0] if self.blocks == 1 else torch.cat(own, self.dim)
+        parts = [_Own.apply(part, self.shards, self.dim) for part in tensor.chunk(self.blocks, self.dim)]
+        return parts[0] if self.blocks == 1 else torch.cat(parts, self.dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,12 @@ class GatheredHeads:
         first: HeadsFirst | Keys = rest[0]
         rank, count = dist.get_rank(self.group), dist.get_world_size(self.group)
         if isinstance(first, HeadsFirst):
-            own = first.n // count
-            lens: Any = HeadsFirst(own)
+            head_count = first.n // count
+            lens: Any = HeadsFirst(head_count)
         else:
-            own = first.heads // count
-            lens = Keys(own, None if first.keys is None else own_site(first.keys)[0])
-        return (lens, *rest[1:]), (range(rank * own, rank * own + own),)
+            head_count = first.heads // count
+            lens = Keys(head_count, None if first.keys is None else own_site(first.keys)[0])
+        return (lens, *rest[1:]), (range(rank * head_count, rank * head_count + head_count),)
 
     def stand_in(self, value: Tensor) -> Tensor:
         return Gathered(self._shards(value), 1).stand_in(value)

@@ -39,7 +39,7 @@ def prepare_sharded(module: nn.Module) -> None:
             f"nn.DataParallel on {len(module.device_ids)} devices replicates the model for every call without its "
             "hooks: hook the model inside it (model.module), or use DistributedDataParallel"
         )
-    sharded = next((each for each in module.modules() if (vars(each).get("_tp_size") or 1) > 1), None)
+    sharded = next((submodule for submodule in module.modules() if (vars(submodule).get("_tp_size") or 1) > 1), None)
     manager: Any = vars(sharded).get("_mesh_manager") if sharded is not None else None
     how = _other_parallelism(module, is_tensor_parallel=manager is not None)
     if how is not None:
@@ -62,12 +62,12 @@ preparations.append(prepare_sharded)
 
 def _other_parallelism(module: nn.Module, *, is_tensor_parallel: bool) -> str | None:
     """How a model is sharded other than by tensor parallelism: its sizes, or its first DTensor parameter."""
-    for each in module.modules():
-        config: Any = getattr(vars(each).get("config"), "distributed_config", None)
+    for submodule in module.modules():
+        config: Any = getattr(vars(submodule).get("config"), "distributed_config", None)
         kinds = ("pp", "ep", "fsdp") if is_tensor_parallel else ("tp", "pp", "ep")
         sizes = {kind: getattr(config, f"{kind}_size", None) or 1 for kind in kinds}
         if not is_tensor_parallel:
-            sizes["tp"] = max(sizes["tp"], vars(each).get("_tp_size") or 1)
+            sizes["tp"] = max(sizes["tp"], vars(submodule).get("_tp_size") or 1)
         split = [f"{kind}_size={size}" for kind, size in sizes.items() if size > 1]
         if split:
             return ", ".join(split)
@@ -76,7 +76,8 @@ def _other_parallelism(module: nn.Module, *, is_tensor_parallel: bool) -> str | 
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    uses_fsdp = any(isinstance(each, FSDPModule) for each in module.modules())  # which gathers parameters before use
+    # FSDP gathers parameters before use.
+    uses_fsdp = any(isinstance(submodule, FSDPModule) for submodule in module.modules())
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor) and not (uses_fsdp and parameter.device_mesh.ndim == 1):
             return f"{name} is a DTensor on {parameter.device_mesh}"
@@ -103,10 +104,10 @@ def _gather(model: nn.Module, group: Any) -> None:
             complete(parent, kind, GatheredHeads(group))
         for child in parent.children():
             if child not in styles:
-                for each in child.modules():
+                for submodule in child.modules():
                     refuse(
-                        each,
-                        f"{type(each).__name__} works on the part of an activation that this process has: on a "
+                        submodule,
+                        f"{type(submodule).__name__} works on the part of an activation that this process has: on a "
                         f"tensor-parallel model its points are not available",
                     )
 
@@ -143,8 +144,8 @@ def _styles(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 def weight_style(name: str, plan: Mapping[str, str]) -> str | None:
     """The style in which a plan splits a parameter: its own, or that of its module."""
-    found = _in_plan(name)
-    return plan.get(found, plan.get(found.rpartition(".")[0]))
+    plan_name = _in_plan(name)
+    return plan.get(plan_name, plan.get(plan_name.rpartition(".")[0]))
 
 
 def _in_plan(name: str) -> str:

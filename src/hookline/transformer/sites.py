@@ -38,11 +38,11 @@ class PointSpec:
     """The index of the call, if the module is called several times per forward pass."""
 
     @classmethod
-    def of(cls, name: str, found: Site | str | None, why: str = "", only: int | None = None) -> Self:
+    def of(cls, name: str, site_or_reason: Site | str | None, why: str = "", only: int | None = None) -> Self:
         """The point with that name in the table: at a site, or unavailable for a reason."""
-        if isinstance(found, str):
-            return cls(name, POINTS[name], None, found, only)
-        return cls(name, POINTS[name], found, why, only)
+        if isinstance(site_or_reason, str):
+            return cls(name, POINTS[name], None, site_or_reason, only)
+        return cls(name, POINTS[name], site_or_reason, why, only)
 
     @property
     def axes(self) -> str:
@@ -81,14 +81,15 @@ def position_site(module: nn.Module, embedded: Site) -> Site:
 
 def layer_points(stack: Stack) -> Iterator[PointSpec]:
     """The points of all layers, named by layer index."""
-    own = [row for row in POINTS.values() if row.site is not None]
+    rows_with_site = [row for row in POINTS.values() if row.site is not None]
     for index, block in enumerate(stack.blocks):
         for spec in LayerSites(block, stack).points():
             yield replace(spec, name=f"{index}.{spec.name}")
-            for row in own:  # points whose rows have their own `site`, each after the point that its row names
+            # Points whose rows have their own `site`, each after the point that its row names.
+            for row in rows_with_site:
                 if row.site is not None and row.after == spec.name:
-                    found = PointSpec.of(row.name, row.site(block, stack.config))
-                    yield replace(found, name=f"{index}.{row.name}")
+                    row_spec = PointSpec.of(row.name, row.site(block, stack.config))
+                    yield replace(row_spec, name=f"{index}.{row.name}")
 
 
 def final_points(stack: Stack) -> Iterator[PointSpec]:

@@ -72,9 +72,9 @@ def _gradient(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """
     hook_dict = probe.model.hook_dict
     for is_in_kernel in (False, True):
-        some = [name for name in names if (hook_dict[name].site.kind in (Kind.SCORES, Kind.PATTERN)) == is_in_kernel]
-        if some:
-            yield from _gradient_of(probe, some)
+        group = [name for name in names if (hook_dict[name].site.kind in (Kind.SCORES, Kind.PATTERN)) == is_in_kernel]
+        if group:
+            yield from _gradient_of(probe, group)
 
 
 def _gradient_of(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -93,10 +93,10 @@ def _gradient_of(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
         logits = probe.model.run_with_hooks(**probe.inputs, fwd_hooks=[(name, add) for name in names])
         if not added:
             return
-        own = torch.autograd.grad(loss(logits), list(added.values()), allow_unused=True)
-        is_reached = any(gradient is not None for gradient in own)
+        gradients = torch.autograd.grad(loss(logits), list(added.values()), allow_unused=True)
+        is_reached = any(gradient is not None for gradient in gradients)
         cache = probe.cache(names, incl_bwd=True, loss_fn=loss)[1] if is_reached else {}
-    for name, gradient in zip(added, own, strict=True):
+    for name, gradient in zip(added, gradients, strict=True):
         if gradient is None or f"{name}_grad" not in cache:
             yield name, "no gradient reaches it"
         elif not _close(cache[f"{name}_grad"], gradient):
@@ -112,8 +112,10 @@ def _stream(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     for last, layer in zip([None, *probe.layers], probe.layers, strict=False):
         if layer.architecture.adds_between_layers:  # the model reports the stream before the addition
             continue
-        name, after, own = layer.point("hook_resid_pre"), layer.point("hook_resid_post"), layer.hidden
-        is_reported = own is None or any(each in cache and _close(cache[each], own) for each in (name, after))
+        name, after, hidden = layer.point("hook_resid_pre"), layer.point("hook_resid_post"), layer.hidden
+        is_reported = hidden is None or any(
+            point_name in cache and _close(cache[point_name], hidden) for point_name in (name, after)
+        )
         if name in cache and not is_reported:
             yield name, "it differs from the hidden state that the model reports"
         before = last.point("hook_resid_post") if last is not None and layer.number else ""
@@ -127,8 +129,8 @@ def _sums(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
              "hook_mlp_out", "hook_resid_post")  # fmt: skip
     cache = probe.values(names, *parts)
     for layer in probe.layers:
-        found = {part: cache.get(layer.point(part)) for part in parts}
-        pre, attn, mid, cross, mid_cross, mlp, post = found.values()
+        values = {part: cache.get(layer.point(part)) for part in parts}
+        pre, attn, mid, cross, mid_cross, mlp, post = values.values()
         wrong: dict[str, str] = {}
         if post is None:
             wrong = dict.fromkeys(("hook_attn_out", "hook_mlp_out"), "there is no stream to add it to")
@@ -149,7 +151,7 @@ def _sums(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
                     wrong["hook_attn_out"] = _NO_SUM
             elif not layer.block.has_mlp and not _close(start, post):
                 wrong["hook_attn_out"] = _NO_SUM
-        yield from ((layer.point(part), why) for part, why in wrong.items() if found[part] is not None)
+        yield from ((layer.point(part), why) for part, why in wrong.items() if values[part] is not None)
 
 
 _NO_SUM = "adding it to the stream does not give the next stream"
@@ -159,9 +161,13 @@ def _pattern(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """The pattern equals the attentions that the model reports, or mixes the values into `z`."""
     cache = probe.values(names, "hook_pattern", "hook_v", "hook_z")
     for layer in probe.layers:
-        for part, own in (("attn", layer.pattern), ("cross_attn", layer.cross_pattern)):
+        for part, reported in (("attn", layer.pattern), ("cross_attn", layer.cross_pattern)):
             name = layer.point(f"{part}.hook_pattern")
-            if name in cache and not (own is not None and _close(cache[name], own)) and not _mixes(cache, layer, part):
+            if (
+                name in cache
+                and not (reported is not None and _close(cache[name], reported))
+                and not _mixes(cache, layer, part)
+            ):
                 yield name, "it differs from the attention that the model reports, and does not mix the values into z"
 
 
@@ -173,13 +179,13 @@ def _mix(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     for layer in probe.layers:
         for part in ("attn", "cross_attn"):
             prefix = layer.point(f"{part}.hook_")
-            if all(f"{prefix}{each}" in cache for each in ("pattern", "v", "z")) and not _mixes(cache, layer, part):
+            if all(f"{prefix}{role}" in cache for role in ("pattern", "v", "z")) and not _mixes(cache, layer, part):
                 yield f"{prefix}z", "it is not the values mixed by the pattern"
                 yield f"{prefix}v", "the pattern does not mix it into z"
 
 
 def _mixes(cache: ActivationCache, layer: Layer, part: str) -> bool:
-    pattern, v, z = (cache.get(layer.point(f"{part}.hook_{each}")) for each in ("pattern", "v", "z"))
+    pattern, v, z = (cache.get(layer.point(f"{part}.hook_{role}")) for role in ("pattern", "v", "z"))
     if pattern is None or v is None or z is None:
         return False
     if pattern.shape[1] % v.shape[2] or pattern.shape[3] != v.shape[1]:
@@ -190,8 +196,8 @@ def _mixes(cache: ActivationCache, layer: Layer, part: str) -> bool:
 
 def _scores(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """Scaled scores leave real tokens of a left-padded batch finite: masked entries stay masked."""
-    here, batch = [name for name in names if name.endswith("hook_attn_scores")], probe.padded()
-    if not here or batch is None:
+    score_names, batch = [name for name in names if name.endswith("hook_attn_scores")], probe.padded()
+    if not score_names or batch is None:
         return
     mask = batch["attention_mask"].bool()
 
@@ -203,9 +209,9 @@ def _scores(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
         return bool((logits[mask.to(logits.device)] if is_by_token else logits).isfinite().all())
 
     with torch.no_grad():
-        if not is_finite([]) or is_finite(here):
+        if not is_finite([]) or is_finite(score_names):
             return
-        for name in here:
+        for name in score_names:
             if not is_finite([name]):
                 yield name, "scaled in a padded batch, it makes real tokens NaN"
 
@@ -222,10 +228,12 @@ def _queries(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
 
 def _results(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """The results of heads sum to the output of the projection, without its bias."""
-    here = [name for name in names if name.endswith("hook_result")]
-    modules: list[Any] = [probe.model.point(name).site.module for name in here]
-    points = [(probe.model.point(name), *probe.ends(module)) for name, module in zip(here, modules, strict=True)]
-    for name, o, (result, into, out) in zip(here, modules, probe.observe_groups(points), strict=True):
+    result_names = [name for name in names if name.endswith("hook_result")]
+    modules: list[Any] = [probe.model.point(name).site.module for name in result_names]
+    points = [
+        (probe.model.point(name), *probe.ends(module)) for name, module in zip(result_names, modules, strict=True)
+    ]
+    for name, o, (result, into, out) in zip(result_names, modules, probe.observe_groups(points), strict=True):
         summed = result.sum(-2).reshape(out.shape)  # packed images have no batch axis
         if not _close(summed + o.forward(torch.zeros_like(into)), out):
             yield name, "its sum over heads is not the output of the projection"
@@ -234,11 +242,11 @@ def _results(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
 def _norms(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """The output of a norm, without its bias, doubles if its normalized activation doubles or its scale halves."""
     for kind, factor in (("hook_normalized", 2.0), ("hook_scale", 0.5)):
-        here = [name for name in names if name.endswith(kind)]
-        modules: list[Any] = [probe.model.point(name).site.module for name in here]
-        edits = [(name, lambda x, factor=factor: x * factor) for name in here]
+        norm_names = [name for name in names if name.endswith(kind)]
+        modules: list[Any] = [probe.model.point(name).site.module for name in norm_names]
+        edits = [(name, lambda x, factor=factor: x * factor) for name in norm_names]
         seen = probe.observe_groups([probe.ends(module) for module in modules], edits)
-        for name, module, (into, out) in zip(here, modules, seen, strict=True):
+        for name, module, (into, out) in zip(norm_names, modules, seen, strict=True):
             bias = getattr(module, "bias", None)
             bias = torch.zeros_like(out) if bias is None else bias.expand_as(out)
             if not _close(out - bias, 2 * (module.forward(into) - bias)):
@@ -248,16 +256,18 @@ def _norms(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
 def _copies(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
     """Replacing the inputs of all heads, or of the MLP, has the effect of replacing the stream."""
     for point, where in _READERS.items():
-        here = [
+        reader_points = [
             (name, layer.point(where), site.needs[0])
             for name, layer in probe.each(names, point)
             if (site := probe.model.point(name).site).needs and not isinstance(site.lens, Chain)  # it is derived
             if layer.point(where) in probe.model.hook_dict
         ]
-        seen = [probe.model.point(reader) for _, reader, _ in here]
-        as_streams = probe.observe(seen, [(probe.model._points.at("stream", stream), _other) for *_, stream in here])
-        as_copies = probe.observe(seen, [(name, _other) for name, *_ in here])
-        for (name, *_), copies, streams in zip(here, as_copies, as_streams, strict=True):
+        seen = [probe.model.point(reader) for _, reader, _ in reader_points]
+        as_streams = probe.observe(
+            seen, [(probe.model._points.at("stream", stream), _other) for *_, stream in reader_points]
+        )
+        as_copies = probe.observe(seen, [(name, _other) for name, *_ in reader_points])
+        for (name, *_), copies, streams in zip(reader_points, as_copies, as_streams, strict=True):
             if not _close(copies, streams):
                 yield name, "editing it does not have the effect of editing the stream"
 

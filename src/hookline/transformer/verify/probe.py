@@ -65,11 +65,13 @@ class Probe:
         self.model, self.inputs, self.anatomy = model, inputs, model._points.anatomy
         self.names = [name for name in model.hook_dict if not self.is_untested(name)]
         with torch.no_grad():
-            own = _reported(model.module, model.module, (), inputs)
+            model_report = _reported(model.module, model.module, (), inputs)
             self.logits = outcome(model.module(**inputs))
             has_own_report = len(self.anatomy.towers) == 1 and self._has_images()
             of_tower = self._tower_report() if has_own_report else {}
-        reports = [(stack, of_tower if stack in self.anatomy.towers else own) for stack in self.anatomy.every_stack]
+        reports = [
+            (stack, of_tower if stack in self.anatomy.towers else model_report) for stack in self.anatomy.every_stack
+        ]
         self.layers = [layer for stack, report in reports for layer in self._layers(stack, report)]
         self.on_run: Callable[[], object] = lambda: None
         """Called after each run."""
@@ -87,11 +89,11 @@ class Probe:
     def _has_images(self) -> bool:
         return any(name.startswith(("pixel_values", "input_features")) for name in self.inputs)
 
-    def _layers(self, stack: Stack, own: dict[str, Any]) -> Iterator[Layer]:
+    def _layers(self, stack: Stack, report: dict[str, Any]) -> Iterator[Layer]:
         prefix = f"{stack.name}_" if self.anatomy.is_encoder_decoder else ""
-        hidden, cross = own.get(f"{prefix}hidden_states"), own.get("cross_attentions")
+        hidden, cross = report.get(f"{prefix}hidden_states"), report.get("cross_attentions")
         with_attention = [index for index, block in enumerate(stack.blocks) if block.attn is not None]
-        patterns = dict(zip(with_attention, own.get(f"{prefix}attentions") or (), strict=False))
+        patterns = dict(zip(with_attention, report.get(f"{prefix}attentions") or (), strict=False))
         for index, block in enumerate(stack.blocks):
             state = hidden[index] if hidden is not None and index < len(hidden) else None
             yield Layer(
@@ -115,9 +117,9 @@ class Probe:
         """The logits and activations of a run; an empty cache without names."""
         if not names:
             return self.logits, ActivationCache({}, self.model._points)
-        found = self.model.run_with_cache(**self.inputs, names_filter=names, **options)
+        logits_and_cache = self.model.run_with_cache(**self.inputs, names_filter=names, **options)
         self.on_run()
-        return found
+        return logits_and_cache
 
     def values(self, names: list[str], *ends: str) -> ActivationCache:
         """The activations at the names with one of these endings."""
@@ -135,14 +137,16 @@ class Probe:
         whole = {name: x[:1].expand(_ROWS + 1, *x.shape[1:]) for name, x in self.inputs.items()}
         rest = list[str]()
         for start in range(0, len(names), _ROWS):
-            some = names[start : start + _ROWS]
-            hooks = [(name, partial(_zero_row, row)) for row, name in enumerate(some)]
+            batch_names = names[start : start + _ROWS]
+            hooks = [(name, partial(_zero_row, row)) for row, name in enumerate(batch_names)]
             with torch.no_grad():  # the run before also has hooks: an edit of patterns changes the kernel of attention
-                before = self.model.run_with_hooks(**whole, fwd_hooks=[(name, torch.clone) for name in some])
+                before = self.model.run_with_hooks(**whole, fwd_hooks=[(name, torch.clone) for name in batch_names])
                 after = self.model.run_with_hooks(**whole, fwd_hooks=hooks)
             self.on_run()
             is_changed = [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
-            rest += [name for name, changed in zip(some, is_changed, strict=False) if not changed or is_changed[-1]]
+            rest += [
+                name for name, changed in zip(batch_names, is_changed, strict=False) if not changed or is_changed[-1]
+            ]
         return rest
 
     def padded(self) -> dict[str, Any] | None:
@@ -183,7 +187,7 @@ class Probe:
         self, points: Sequence[tuple[HookPoint, ...]], edits: list[tuple[Any, Any]] | None = None
     ) -> list[list[Tensor]]:
         """The values at groups of points, all in one run."""
-        seen = iter(self.observe([each for group in points for each in group], edits))
+        seen = iter(self.observe([point for group in points for point in group], edits))
         return [[next(seen) for _ in group] for group in points]
 
     def ends(self, module: nn.Module) -> tuple[HookPoint, HookPoint]:
@@ -251,5 +255,5 @@ def outcome(output: Any) -> Tensor:
         if name in output:
             # Not by ModelOutput's own method, which makes a copy of everything.
             return dict.__getitem__(output, name) if isinstance(output, dict) else output[name]
-    found = f"{a_type(output)} has {', '.join(output)}"
-    raise HooklineError(f"{found}, none of which is the output of a language model: call model.module instead")
+    description = f"{a_type(output)} has {', '.join(output)}"
+    raise HooklineError(f"{description}, none of which is the output of a language model: call model.module instead")

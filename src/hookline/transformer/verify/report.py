@@ -62,7 +62,7 @@ class Report:
 
 def _table(verdicts: Sequence[Verdict]) -> list[str]:
     width = max((len(verdict.name) for verdict in verdicts), default=0)
-    return [f"{each.name:<{width}}  {each.status:<11}  {each.why}".rstrip() for each in verdicts]
+    return [f"{verdict.name:<{width}}  {verdict.status:<11}  {verdict.why}".rstrip() for verdict in verdicts]
 
 
 def verify_model(model: WrappedTransformer, inputs: dict[str, Any], *, progress: bool = False) -> Report:
@@ -92,9 +92,9 @@ def _failures(probe: Probe) -> dict[str, str]:
     fit = Fit("layers")
     for check, is_apart in itertools.product(CHECKS, (False, True)):
         names = [name for name in probe.names if on_request[name] == is_apart and name not in failed]
-        by_layer = [list(some) for _, some in itertools.groupby(names, lambda name: _LAYER.match(name)[0])]  # type: ignore[index]
-        for _, found in fit.parts(by_layer, partial(_failing, check, probe, names)):
-            failed = dict(found) | failed
+        by_layer = [list(group) for _, group in itertools.groupby(names, lambda name: _LAYER.match(name)[0])]  # type: ignore[index]
+        for _, failures in fit.parts(by_layer, partial(_failing, check, probe, names)):
+            failed = dict(failures) | failed
     return failed
 
 
