@@ -134,8 +134,11 @@ def off(heads: Iterable[Head]) -> list[tuple[Any, Any]]:
 def added(model: HookedModel, without: Sequence[Head] = ()) -> dict[str, float]:
     """What each component adds to the logit of Mary minus that of John, without these heads."""
     with model.hooks(fwd_hooks=off(without)):
-        found = logit_attribution.direct_logit_attribution(model, PROMPT, " Mary", " John")
-    return {str(name): value for name, value in zip(found.coords["component"], found.values.tolist(), strict=True)}
+        attribution = logit_attribution.direct_logit_attribution(model, PROMPT, " Mary", " John")
+    return {
+        str(name): value
+        for name, value in zip(attribution.coords["component"], attribution.values.tolist(), strict=True)
+    }
 
 
 def highest(grid: Grid) -> Head:
@@ -174,19 +177,22 @@ class Questions(NamedTuple):
 
 def questions(countries: Sequence[str], *shifts: int, template: str = OPINION) -> Questions:
     """Questions about these countries, each after an opinion that names the capital of another country."""
-    cities, each = list(CAPITALS.values()), [*product(shifts, countries)]
-    wrong = [cities[(cities.index(CAPITALS[country]) + shift) % len(cities)] for shift, country in each]
-    prompts = [template.format(country=country, opinion=city) for (_, country), city in zip(each, wrong, strict=True)]
-    return Questions(prompts, [CAPITALS[country] for _, country in each], wrong)
+    cities, shifted_countries = list(CAPITALS.values()), [*product(shifts, countries)]
+    wrong = [cities[(cities.index(CAPITALS[country]) + shift) % len(cities)] for shift, country in shifted_countries]
+    prompts = [
+        template.format(country=country, opinion=city)
+        for (_, country), city in zip(shifted_countries, wrong, strict=True)
+    ]
+    return Questions(prompts, [CAPITALS[country] for _, country in shifted_countries], wrong)
 
 
 def agreeing_heads(model: HookedModel) -> tuple[list[Head], dict[str, list[float]]]:
     """The two heads that repeat an opinion most, found on half of the countries, and the accuracy on the rest."""
     search, test = list(CAPITALS)[::2], list(CAPITALS)[1::2]
-    asked, plain = questions(search, 5), questions(search, 5, template=NO_OPINION)
-    right, wrong = ([f" {word}" for word in words] for words in (asked.answers, asked.others))
-    pairs = list(zip(plain.prompts, asked.prompts, strict=True))
-    found = contrast.ablate_differing(model, pairs, metric=metrics.logit_diff(right, wrong), progress=False)
+    opinionated, plain = questions(search, 5), questions(search, 5, template=NO_OPINION)
+    right, wrong = ([f" {word}" for word in words] for words in (opinionated.answers, opinionated.others))
+    pairs = list(zip(plain.prompts, opinionated.prompts, strict=True))
+    result = contrast.ablate_differing(model, pairs, metric=metrics.logit_diff(right, wrong), progress=False)
     gifts = [(a, b, *givers) for a, b in PAIRS for givers in ((a, b), (b, a))]
     kinds = {
         "the truth, after a wrong opinion": questions(test, 3, 7),
@@ -197,9 +203,9 @@ def agreeing_heads(model: HookedModel) -> tuple[list[Head], dict[str, list[float
             [giver for _, _, giver, _ in gifts],
         ),
     }
-    heads, shares = [Head(*head) for head in found.heads[:2]], {}
-    for kind, each in kinds.items():
-        correct = metrics.accuracy([f" {word}" for word in each.answers])
-        curve = ablation.cumulative(model, each.prompts, correct, heads, progress=False)
+    heads, shares = [Head(*head) for head in result.heads[:2]], {}
+    for kind, question_set in kinds.items():
+        correct = metrics.accuracy([f" {word}" for word in question_set.answers])
+        curve = ablation.cumulative(model, question_set.prompts, correct, heads, progress=False)
         shares[kind] = curve.sel(order="as ranked").values.tolist()
     return heads, shares

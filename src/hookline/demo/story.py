@@ -13,73 +13,75 @@ from hookline.explore.saved import Step
 from hookline.pages.text_tables import table
 
 
-def story(found: Findings) -> list[tuple[Step, str]]:
+def story(findings: Findings) -> list[tuple[Step, str]]:
     """The steps of the tour, each with a table for the terminal. Their code examples run one after the other."""
     parts = f"\n{Path(__file__).with_name('story.md').read_text(encoding='utf-8')}".split("\n# ")[1:]
-    fields, steps = _fields(found), []
-    for part, (scene, shown) in zip(parts, _scenes(found), strict=True):
+    fields, steps = _fields(findings), []
+    for part, (scene, shown) in zip(parts, _scenes(findings), strict=True):
         title, *paragraphs, code = part.strip().split("\n\n")
-        text = "\n".join(" ".join(each.split()) for each in paragraphs)
-        text = text.format(found=found, prompt=PROMPT, question=ASKED, **fields)
+        text = "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        text = text.format(found=findings, prompt=PROMPT, question=ASKED, **fields)
         steps.append((replace(scene, title=title, text=text, code=dedent(code)), shown))
     return steps
 
 
-def _fields(found: Findings) -> dict[str, Any]:
+def _fields(findings: Findings) -> dict[str, Any]:
     """The numbers and words in the text."""
-    word, _ = found.predictions[0]
-    answered = next(at for at, (guess, _) in enumerate(found.lens) if guess == word)
-    told, plain, gift = found.shares.values()
-    others = [x for at, x in enumerate(found.restored.flatten().tolist()) if at != int(found.restored.argmax())]
+    word, _ = findings.predictions[0]
+    answered = next(at for at, (guess, _) in enumerate(findings.lens) if guess == word)
+    told, plain, gift = findings.shares.values()
+    others = [x for at, x in enumerate(findings.restored.flatten().tolist()) if at != int(findings.restored.argmax())]
     return {
-        "answer": found.predictions[0],
-        "guess": found.lens[answered - 1],
+        "answer": findings.predictions[0],
+        "guess": findings.lens[answered - 1],
         "before_layer": answered - 2,
         "answer_layer": answered - 1,
-        "last_layer": len(found.stream) - 1,
-        "added": _signed(found.added),
-        "added_without": _signed(found.added_without),
-        "head_adds": decimal(found.added_by_heads[found.giver].item()),
-        "lost": decimal(-found.lost[found.giver].item()),
-        "looks": found.attention.last,
-        "pushed": _signed(found.pushed),
-        "without": likeliest(found.without_giver, 1),
-        "at_name": found.stream[-1].max().item(),
-        "at_end": found.stream[-1, -1].item(),
-        "restored": found.restored[found.giver].item(),
+        "last_layer": len(findings.stream) - 1,
+        "added": _signed(findings.added),
+        "added_without": _signed(findings.added_without),
+        "head_adds": decimal(findings.added_by_heads[findings.giver].item()),
+        "lost": decimal(-findings.lost[findings.giver].item()),
+        "looks": findings.attention.last,
+        "pushed": _signed(findings.pushed),
+        "without": likeliest(findings.without_giver, 1),
+        "at_name": findings.stream[-1].max().item(),
+        "at_end": findings.stream[-1, -1].item(),
+        "restored": findings.restored[findings.giver].item(),
         "next_best": max(others),
-        "stripe": found.induction[found.repeater].item(),
-        "opinion": likeliest(found.corrected, 0),
-        "copies": found.opinion.last,
-        "truth": likeliest(found.corrected, 1),
+        "stripe": findings.induction[findings.repeater].item(),
+        "opinion": likeliest(findings.corrected, 0),
+        "copies": findings.opinion.last,
+        "truth": likeliest(findings.corrected, 1),
         "told": told,
         "plain": plain,
         "gift": gift,
     }
 
 
-def _scenes(found: Findings) -> list[tuple[Step, str]]:
+def _scenes(findings: Findings) -> list[tuple[Step, str]]:
     """What each step shows, in order: a state of the page with the views to look at, and a table for the terminal."""
-    giver, repeater, (one, two) = found.giver, found.repeater, found.agreeing
+    giver, repeater, (one, two) = findings.giver, findings.repeater, findings.agreeing
     first = {"prompt": PROMPT, "other": SWAPPED, **giver._asdict()}
     ablated, edited = {**first, "measure": "ablation"}, {**first, "edits": _zeroed([giver])}
     twice = {"prompt": TWICE, "measure": "induction", **repeater._asdict()}
-    asked = {"prompt": ASKED, **one._asdict(), "edits": _zeroed([one, two], on=False)}
-    silent = {**asked, "edits": _zeroed([one, two])}
-    name = {"layer": len(found.stream) - 1, "pos": int(found.stream[-1].argmax())}
-    lens = [[f"after layer {at - 1}" if at else "before layer 0", *_share(*row)] for at, row in enumerate(found.lens)]
+    opinion = {"prompt": ASKED, **one._asdict(), "edits": _zeroed([one, two], on=False)}
+    silent = {**opinion, "edits": _zeroed([one, two])}
+    name = {"layer": len(findings.stream) - 1, "pos": int(findings.stream[-1].argmax())}
+    lens = [
+        [f"after layer {at - 1}" if at else "before layer 0", *_share(*row)] for at, row in enumerate(findings.lens)
+    ]
     return [
-        (_scene(first, "next generate"), table([_share(*row) for row in found.predictions])),
+        (_scene(first, "next generate"), table([_share(*row) for row in findings.predictions])),
         (_scene(first, "lens"), table(lens)),
         (_scene(first, "attribution heads", giver), ""),
-        (_scene(ablated, "heads attribution", giver), _head_table(-found.lost, giver)),
+        (_scene(ablated, "heads attribution", giver), _head_table(-findings.lost, giver)),
         (_scene(ablated, "attention heads", giver), ""),
-        (_scene(edited, "next edits attribution generate", giver), _changes(found.without_giver)),
+        (_scene(edited, "next edits attribution generate", giver), _changes(findings.without_giver)),
         (Step(first, look=("patching",), select=name), ""),
         (_scene({**first, "sweep": "heads"}, "patching", giver), ""),
         (_scene(twice, "attention heads", repeater), ""),
-        (_scene(asked, "next attention", one), ""),
-        (_scene(silent, "next edits", one), _changes(found.corrected)),
+        (_scene(opinion, "next attention", one), ""),
+        (_scene(silent, "next edits", one), _changes(findings.corrected)),
         (_scene(first, "next edits"), ""),
     ]
 

@@ -79,10 +79,10 @@ class Shape:
         """Mask of its pixels: [y, x]."""
         left, top, right, bottom = self.box
         middle = (self.size - 1) / 2
-        found = np.zeros((SIDE, SIDE), dtype=bool)
+        mask = np.zeros((SIDE, SIDE), dtype=bool)
         down, across = np.ogrid[: self.size, : self.size]
-        found[top:bottom, left:right] = _INSIDE[self.kind](across - middle, down - middle, self.size / 2)
-        return found
+        mask[top:bottom, left:right] = _INSIDE[self.kind](across - middle, down - middle, self.size / 2)
+        return mask
 
 
 def pixels(shapes: Sequence[Shape], seed: int = 0) -> NDArray[np.uint8]:

@@ -188,7 +188,7 @@ def _first_state(
     model: HookedModel, prompt: str, other: str, images: Sequence[ImageLike], other_images: Sequence[ImageLike]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The state that a page begins with, and the files of its images, by their URLs."""
-    urls = [[data_url(each) for each in some] for some in (images, other_images)]
+    urls = [[data_url(image) for image in prompt_images] for prompt_images in (images, other_images)]
     files = zip([*images, *other_images], [*urls[0], *urls[1]], strict=True)
     prompt = with_places(model, prompt, images)
     other = with_places(model, other or (prompt if other_images else ""), other_images)

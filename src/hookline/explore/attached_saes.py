@@ -57,8 +57,8 @@ class AttachedSaes:
         self, model: HookedModel, saes: SaesGiven, store: str | os.PathLike[str] | Store | None = None
     ) -> None:
         self.all: list[AttachedSae] = []
-        for point, given in _pairs(saes):
-            self.all.append(self._attached(model, point, given))
+        for point, source in _pairs(saes):
+            self.all.append(self._attached(model, point, source))
         if not self.all:
             raise HooklineError("saes is empty: pass an autoencoder, or the path of its folder")
         self.store = None if store is None else _watched(store)
@@ -77,38 +77,43 @@ class AttachedSaes:
 
     def named(self, name: str) -> AttachedSae:
         """The autoencoder with a name; "" is the first."""
-        for each in self.all:
-            if name in ("", each.name):
-                return each
-        known = ", ".join(repr(each.name) for each in self.all)
-        raise HooklineError(f"there is no autoencoder {name!r} in this explorer: there are {known}")
+        for attached in self.all:
+            if name in ("", attached.name):
+                return attached
+        names = ", ".join(repr(attached.name) for attached in self.all)
+        raise HooklineError(f"there is no autoencoder {name!r} in this explorer: there are {names}")
 
     def about(self) -> list[dict[str, Any]]:
         """What the page needs to know about them."""
         return [
-            {"name": each.name, "point": each.point, "d_sae": each.sae.d_sae, "about": each.sae.extra_repr()}
-            for each in self.all
+            {
+                "name": attached.name,
+                "point": attached.point,
+                "d_sae": attached.sae.d_sae,
+                "about": attached.sae.extra_repr(),
+            }
+            for attached in self.all
         ]
 
     def profile(self, model: HookedModel, name: str) -> Profile:
         """The top contexts of all features in the store; read once."""
-        found = self.named(name)
+        attached = self.named(name)
         if self.store is None:
             raise HooklineError("top contexts need a store of activations: hookline explore MODEL --sae … --store PATH")
-        known = self.known_profile(found.name)
-        if known is None:
-            now, known = (
-                weight_versions(found.sae),
-                profile(found.sae, model, self.store, k=CONTEXTS, point=found.point),
+        sae_profile = self.known_profile(attached.name)
+        if sae_profile is None:
+            now, sae_profile = (
+                weight_versions(attached.sae),
+                profile(attached.sae, model, self.store, k=CONTEXTS, point=attached.point),
             )
-            self._profiles[found.name] = now, known
-        return known
+            self._profiles[attached.name] = now, sae_profile
+        return sae_profile
 
     def known_profile(self, name: str) -> Profile | None:
         """The top contexts, if the store was read before with the autoencoder as it is now."""
-        found = self.named(name)
-        before, known = self._profiles.get(found.name, ((), None))
-        return known if before == weight_versions(found.sae) else None
+        attached = self.named(name)
+        before, sae_profile = self._profiles.get(attached.name, ((), None))
+        return sae_profile if before == weight_versions(attached.sae) else None
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:
         """A value that is computed once for a key; a few of the latest are kept."""
@@ -117,27 +122,30 @@ class AttachedSaes:
             self._kept[key] = make()
         return self._kept[key]
 
-    def _attached(self, model: HookedModel, point: str | None, given: Given) -> AttachedSae:
-        if isinstance(given, str) and not Path(given).exists() and "=" in given:  # POINT=FOLDER, as on the command line
-            point, _, given = given.partition("=")
-        path = None if isinstance(given, SparseAutoencoder) else str(given)
+    def _attached(self, model: HookedModel, point: str | None, source: Given) -> AttachedSae:
+        if isinstance(source, str) and not Path(source).exists() and "=" in source:
+            # POINT=FOLDER, as on the command line
+            point, _, source = source.partition("=")
+        path = None if isinstance(source, SparseAutoencoder) else str(source)
         sae = (
-            given if isinstance(given, SparseAutoencoder) else SparseAutoencoder.load(Path(given), device=model._device)
+            source
+            if isinstance(source, SparseAutoencoder)
+            else SparseAutoencoder.load(Path(source), device=model._device)
         )
         where = sae.cfg.hook_name if point is None else point
         name = Path(path).resolve().name if path else str(where)
-        taken = {each.name for each in self.all}
+        taken = {attached.name for attached in self.all}
         names = [name, *(f"{name} {number}" for number in range(2, len(taken) + 2))]
-        name = next(each for each in names if each not in taken)
+        name = next(candidate for candidate in names if candidate not in taken)
         return AttachedSae(name, _checked_point(model, sae, name, where), sae, path)
 
     def _compared(self, model: HookedModel, store: Store) -> list[str]:
         """Raise if the store cannot have top contexts of all; returns what else is to be noted."""
-        for each in self.all:
-            if each.point not in store:
+        for attached in self.all:
+            if attached.point not in store:
                 have = ", ".join(store.points)
                 raise HooklineError(
-                    f"{store.path} has no activations at {each.point!r} for {each.name!r}: it has {have}"
+                    f"{store.path} has no activations at {attached.point!r} for {attached.name!r}: it has {have}"
                 )
         about = store.manifest.about.model
         if about.get("tokenizer") != tokenizer_digest(model.tokenizer):
@@ -162,7 +170,7 @@ def weight_versions(module: nn.Module) -> Versions:
 
 def model_versions(model: HookedModel) -> Versions:
     """The same of a model, with its permanent hooks."""
-    hooks = tuple((ref(each), each.registration.is_enabled()) for each in model._points.permanent.hooks())
+    hooks = tuple((ref(hook), hook.registration.is_enabled()) for hook in model._points.permanent.hooks())
     return weight_versions(model.module), hooks
 
 
@@ -188,8 +196,8 @@ class _Watched(Store):
 
 
 def _watched(store: str | os.PathLike[str] | Store) -> Store:
-    given = open_store(store if isinstance(store, Store) else str(store))
-    return _Watched(given.folder, check=given._checks)
+    plain_store = open_store(store if isinstance(store, Store) else str(store))
+    return _Watched(plain_store.folder, check=plain_store._checks)
 
 
 def _pairs(saes: SaesGiven) -> list[tuple[str | None, Given]]:
@@ -197,7 +205,7 @@ def _pairs(saes: SaesGiven) -> list[tuple[str | None, Given]]:
         return list(saes.items())
     if isinstance(saes, SparseAutoencoder | str | os.PathLike):
         return [(None, saes)]
-    return [(None, each) for each in saes]
+    return [(None, source) for source in saes]
 
 
 @torch.no_grad()
@@ -209,21 +217,21 @@ def _checked_point(model: HookedModel, sae: SparseAutoencoder, name: str, point:
             f"{_fitting(model, sae)}"
         )
     try:
-        found = model.point(point)
+        hook_point = model.point(point)
     except HooklineError as error:
         raise HooklineError(
             f"the autoencoder {name!r} is for {point!r}, which this model does not have. {_fitting(model, sae)}"
         ) from error
     tokens = model.example_tokens()[:1]
-    x = model.cache(tokens, names_filter=found.name)[found.name]
-    if not _fits(sae, found.axes, x):
+    x = model.cache(tokens, names_filter=hook_point.name)[hook_point.name]
+    if not _fits(sae, hook_point.axes, x):
         shape = list(x.shape)
         raise HooklineError(
-            f"the autoencoder {name!r} takes activations of width {sae.d_in} at each position, but {found.name!r} has "
-            f"the shape {shape} ({found.axes or 'no named axes'}). {_fitting(model, sae)}"
+            f"the autoencoder {name!r} takes activations of width {sae.d_in} at each position, but {hook_point.name!r} "
+            f"has the shape {shape} ({hook_point.axes or 'no named axes'}). {_fitting(model, sae)}"
         )
     sae.encode(x)  # raises if it is on another device
-    return found.name
+    return hook_point.name
 
 
 def _fits(sae: SparseAutoencoder, axes: str, x: Tensor) -> bool:

@@ -46,14 +46,14 @@ def data_url(image: ImageLike) -> str:
 
 def image_bytes(url: str) -> tuple[str, bytes]:
     """The type and the bytes of a data: URL."""
-    found = _URL.fullmatch(url)
-    if found is None or found[1] not in FORMATS:
+    match = _URL.fullmatch(url)
+    if match is None or match[1] not in FORMATS:
         raise HooklineError(f"an image is a file of type {', '.join(FORMATS)}, not {url[:40]!r}…")
-    if len(found[2]) > MOST_IMAGE_BYTES * 4 // 3 + 4:
-        size = len(found[2]) * 3 // 4
+    if len(match[2]) > MOST_IMAGE_BYTES * 4 // 3 + 4:
+        size = len(match[2]) * 3 // 4
         raise HooklineError(f"the image has {size:,} bytes; the explorer takes up to {MOST_IMAGE_BYTES:,}: shrink it")
     try:
-        return found[1], base64.b64decode(found[2], validate=True)
+        return match[1], base64.b64decode(match[2], validate=True)
     except binascii.Error as error:
         raise HooklineError(f"the image is not valid base64: {error}") from None
 

@@ -27,7 +27,7 @@ def image_layouts(model: HookedModel, prompt: GivenPrompt, urls: Sequence[str]) 
         return []
     spans = _spans(model, prompt, len(urls))
     grids, problem = _grids(model, prompt)
-    found: list[Layout] = []
+    layouts: list[Layout] = []
     for nth, url in enumerate(urls):
         span = spans[nth] if nth < len(spans) else None
         layout: Layout = {"start": span and span.start, "stop": span and span.stop, "problem": problem}
@@ -37,8 +37,8 @@ def image_layouts(model: HookedModel, prompt: GivenPrompt, urls: Sequence[str]) 
             grid = grids[nth]
             layout |= {"positions": grid.positions.tolist(), "boxes": packed_tensor(grid.boxes)}
             layout |= {"main": grid.main.tolist()}
-        found.append(layout)
-    return found
+        layouts.append(layout)
+    return layouts
 
 
 def tower_boxes(model: HookedModel, prompt: GivenPrompt) -> dict[str, Any] | None:

@@ -72,10 +72,10 @@ class Worker:
         """Add a job; jobs of the same tab that it makes useless are cancelled."""
         job = Job(run, tab, slot, state)
         with self._changed:
-            for each in self._all():
-                if each.is_older(job):
-                    each.cancelled.set()
-                elif job.is_older(each):
+            for other in self._all():
+                if other.is_older(job):
+                    other.cancelled.set()
+                elif job.is_older(other):
                     job.cancelled.set()  # it arrived late: the page has left that state
             if self._is_closed or len(self._waiting) >= MOST_WAITING:
                 job.error = Cancelled()
@@ -88,16 +88,16 @@ class Worker:
     def cancel(self, tab: str) -> None:
         """Cancel all jobs of a tab."""
         with self._changed:
-            for each in self._all():
-                if each.tab == tab:
-                    each.cancelled.set()
+            for job in self._all():
+                if job.tab == tab:
+                    job.cancelled.set()
 
     def close(self) -> None:
         """Cancel everything, and wait a little for the thread to end: a single long operation is not waited for."""
         with self._changed:
             self._is_closed = True
-            for each in self._all():
-                each.cancelled.set()
+            for job in self._all():
+                job.cancelled.set()
             self._changed.notify()
         self._thread.join(timeout=2.0)
 
@@ -125,10 +125,10 @@ class Worker:
 @contextmanager
 def _stopping(cancelled: threading.Event) -> Iterator[None]:
     """Raise `Cancelled` in this thread when it next calls a module after the event was set."""
-    here = threading.get_ident()
+    thread_id = threading.get_ident()
 
     def check(*_: Any) -> None:
-        if cancelled.is_set() and threading.get_ident() == here:
+        if cancelled.is_set() and threading.get_ident() == thread_id:
             raise Cancelled
 
     handle = register_module_forward_pre_hook(check)

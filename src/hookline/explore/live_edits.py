@@ -25,15 +25,15 @@ Hooks = list[Any]
 _LAYER = re.compile(r"blocks\.(\d+)\.hook_(\w+)")
 
 
-def edited(model: HookedModel, asked: Question) -> AbstractContextManager[Any]:
+def edited(model: HookedModel, question: Question) -> AbstractContextManager[Any]:
     """A context in which the edits that are switched on apply."""
-    return applied(model, library_edits(model, asked))
+    return applied(model, library_edits(model, question))
 
 
-def edited_any_text(model: HookedModel, asked: Question) -> AbstractContextManager[Any]:
+def edited_any_text(model: HookedModel, question: Question) -> AbstractContextManager[Any]:
     """The same for a text other than the prompt: without patches and without edits at single positions."""
-    anywhere = tuple(edit for edit in asked.active if edit.pos is None and edit.kind != "patch")
-    return edited(model, replace(asked, edits=anywhere))
+    anywhere = tuple(edit for edit in question.active if edit.pos is None and edit.kind != "patch")
+    return edited(model, replace(question, edits=anywhere))
 
 
 def applied(model: HookedModel, hooks: Hooks) -> AbstractContextManager[Any]:
@@ -41,17 +41,17 @@ def applied(model: HookedModel, hooks: Hooks) -> AbstractContextManager[Any]:
     return model.hooks(fwd_hooks=hooks) if hooks else nullcontext()
 
 
-def library_edits(model: HookedModel, asked: Question, *, keep_features: bool = False) -> Hooks:
+def library_edits(model: HookedModel, question: Question, *, keep_features: bool = False) -> Hooks:
     """The edits that are switched on, one hook for each group, for `run_with_hooks(fwd_hooks=…)`."""
     return [
-        (group[0].point, _made(model, asked, group[0]))
+        (group[0].point, _made(model, question, group[0]))
         if group[0].feature is None
-        else splice_of(asked, group, keep_features=keep_features)
-        for group in edit_groups(asked)
+        else splice_of(question, group, keep_features=keep_features)
+        for group in edit_groups(question)
     ]
 
 
-def _made(model: HookedModel, asked: Question, edit: LiveEdit) -> edits.DataEdit:
+def _made(model: HookedModel, question: Question, edit: LiveEdit) -> edits.DataEdit:
     model.point(edit.point)  # raises, with suggestions, if there is none
     where: dict[str, Any] = {"head": edit.head, "neuron": edit.neuron, "pos": edit.pos}
     if edit.kind == "zero":
@@ -61,16 +61,16 @@ def _made(model: HookedModel, asked: Question, edit: LiveEdit) -> edits.DataEdit
     if edit.kind == "set":
         return edits.replace(float(edit.amount), **where)
     if edit.kind == "mean":
-        return edits.mean(_activation(model, prompt_of(model, asked), edit.point), **where)
+        return edits.mean(_activation(model, prompt_of(model, question), edit.point), **where)
     if edit.kind == "steer":
         return edits.add(_direction(model, edit), edit.amount, pos=edit.pos)
-    value = _activation(model, other_of(model, asked), edit.point)
+    value = _activation(model, other_of(model, question), edit.point)
     if isinstance(edit.pos, int):
         return edits.replace(_at(value, edit.pos), **where)
     if edit.is_in_tower:  # its positions are not tokens
-        _check_shape(value, _activation(model, prompt_of(model, asked), edit.point), edit.point)
+        _check_shape(value, _activation(model, prompt_of(model, question), edit.point), edit.point)
     else:
-        length = _same_length(model, asked)
+        length = _same_length(model, question)
         where["pos"] = slice(0, length) if edit.pos is None else edit.pos
     return edits.replace(value, **where)
 
@@ -89,30 +89,32 @@ def _at(value: Tensor, pos: int) -> Tensor:
     return value[:, pos : pos + 1 or None]
 
 
-def _check_shape(other: Tensor, own: Tensor, point: str) -> None:
-    if other.shape != own.shape:
+def _check_shape(other: Tensor, activation: Tensor, point: str) -> None:
+    if other.shape != activation.shape:
         raise HooklineError(
-            f"{point} has the shape {list(own.shape)} in the first prompt and {list(other.shape)} in the second: use "
-            f"images of the same size"
+            f"{point} has the shape {list(activation.shape)} in the first prompt and {list(other.shape)} in the "
+            f"second: use images of the same size"
         )
 
 
 def _direction(model: HookedModel, edit: LiveEdit) -> Tensor:
     layer, kind = stream_point(edit)
-    found = steering.contrast_vectors(model, edit.positive, edit.negative, points=kind, layers=[layer])
-    return found.at(layer)
+    vectors = steering.contrast_vectors(model, edit.positive, edit.negative, points=kind, layers=[layer])
+    return vectors.at(layer)
 
 
 def stream_point(edit: LiveEdit) -> tuple[int, str]:
     """The layer and the kind of point at which a steering vector is added."""
-    found = _LAYER.fullmatch(edit.point)
-    if found is None:
+    match = _LAYER.fullmatch(edit.point)
+    if match is None:
         raise HooklineError(f"a steering vector is added at a point such as blocks.2.hook_resid_post, not {edit.point}")
-    return int(found[1]), found[2]
+    return int(match[1]), match[2]
 
 
-def _same_length(model: HookedModel, asked: Question) -> int:
-    first, second = (tokens_in(model, each(model, asked)).shape[1] for each in (prompt_of, other_of))
+def _same_length(model: HookedModel, question: Question) -> int:
+    first, second = (
+        tokens_in(model, prompt_getter(model, question)).shape[1] for prompt_getter in (prompt_of, other_of)
+    )
     if first != second:
         raise HooklineError(
             f"the prompts do not align: the first has {first} tokens, the second {second}. Patch one position, or "
@@ -121,29 +123,32 @@ def _same_length(model: HookedModel, asked: Question) -> int:
     return first
 
 
-def script(name: str, asked: Question, paths: Mapping[str, str] | None = None) -> str:
+def script(name: str, question: Question, paths: Mapping[str, str] | None = None) -> str:
     """A program that prints the same next-token probabilities as the page, with the edits that are switched on.
 
     `paths` has the file of an image by its URL; other images are written into the program.
     """
-    needs_other = any(edit.kind == "patch" for edit in asked.active)
-    needs_steering = any(edit.kind == "steer" for edit in asked.active)
-    other_images = asked.other_images if needs_other else ()
-    imports, images = image_lines({"images": asked.images, "other_images": other_images}, paths or {})
-    lines = [*imports, "import hookline", *(["from hookline import edits"] if asked.active else [])]
+    needs_other = any(edit.kind == "patch" for edit in question.active)
+    needs_steering = any(edit.kind == "steer" for edit in question.active)
+    other_images = question.other_images if needs_other else ()
+    imports, images = image_lines({"images": question.images, "other_images": other_images}, paths or {})
+    lines = [*imports, "import hookline", *(["from hookline import edits"] if question.active else [])]
     lines += ["from hookline.experiments import steering"] if needs_steering else []
-    saes = script_saes(asked)
+    saes = script_saes(question)
     lines += ["from hookline.sae import SparseAutoencoder"] if saes else []
-    lines += ["", f"model = hookline.load({name!r})", f"prompt = {asked.prompt!r}"]
-    lines += [f"other = {asked.other!r}"] if needs_other else []
+    lines += ["", f"model = hookline.load({name!r})", f"prompt = {question.prompt!r}"]
+    lines += [f"other = {question.other!r}"] if needs_other else []
     lines += [line for _, line in saes.values()]
     lines += images
-    given = {"prompt": _with("prompt", "images", asked.images), "other": _with("other", "other_images", other_images)}
-    run = f"model({given['prompt']})[0, {asked.pos}]"
-    if asked.active:
-        written = [f"    {_written_hook(group, saes, given)}," for group in edit_groups(asked)]
+    arguments = {
+        "prompt": _with("prompt", "images", question.images),
+        "other": _with("other", "other_images", other_images),
+    }
+    run = f"model({arguments['prompt']})[0, {question.pos}]"
+    if question.active:
+        written = [f"    {_written_hook(group, saes, arguments)}," for group in edit_groups(question)]
         lines += ["", "fwd_hooks = [", *written, "]"]
-        run = f"model.run_with_hooks({given['prompt']}, fwd_hooks=fwd_hooks)[0, {asked.pos}]"
+        run = f"model.run_with_hooks({arguments['prompt']}, fwd_hooks=fwd_hooks)[0, {question.pos}]"
     lines += [f"probs, ids = {run}.softmax(-1).topk(10)"]
     lines += ["for prob, token in zip(probs.tolist(), ids.tolist()):"]
     lines += ['    print(f"{prob:.4f} {model.to_string([token])!r}")']
@@ -155,17 +160,17 @@ def _with(text: str, images: str, urls: Sequence[str]) -> str:
     return f"{text}, images={images}" if urls else text
 
 
-def _written_hook(group: list[LiveEdit], saes: dict[str, tuple[str, str]], given: Mapping[str, str]) -> str:
+def _written_hook(group: list[LiveEdit], saes: dict[str, tuple[str, str]], arguments: Mapping[str, str]) -> str:
     """An edit, or the edits of features that one splice makes, as Python."""
     first = group[0]
     if first.feature is None:
-        return f"({first.point!r}, {_written(first, given)})"
-    changes = ", ".join(_written(replace(edit, neuron=edit.feature, feature=None), given) for edit in group)
+        return f"({first.point!r}, {_written(first, arguments)})"
+    changes = ", ".join(_written(replace(edit, neuron=edit.feature, feature=None), arguments) for edit in group)
     return f"{saes[first.sae][0]}.spliced({first.point!r}, edits=[{changes}])"
 
 
-def _written(edit: LiveEdit, given: Mapping[str, str]) -> str:
-    """An edit as Python; `given` has the arguments of a call for each prompt."""
+def _written(edit: LiveEdit, arguments: Mapping[str, str]) -> str:
+    """An edit as Python; `arguments` has the arguments of a call for each prompt."""
     names: Sequence[str] = ("head", "neuron", "pos")
     where = [f"{name}={value}" for name in names if (value := getattr(edit, name)) is not None]
     if edit.kind == "zero":
@@ -175,19 +180,19 @@ def _written(edit: LiveEdit, given: Mapping[str, str]) -> str:
     if edit.kind == "set":
         return f"edits.replace({', '.join([repr(float(edit.amount)), *where])})"
     if edit.kind == "mean":
-        return f"edits.mean({', '.join([_cached(given['prompt'], edit), *where])})"
+        return f"edits.mean({', '.join([_cached(arguments['prompt'], edit), *where])})"
     if edit.kind == "steer":
         layer, kind = stream_point(edit)
         vectors = f"steering.contrast_vectors(model, {edit.positive!r}, {edit.negative!r}, points={kind!r})"
-        at = [each for each in where if each.startswith("pos=")]
+        at = [argument for argument in where if argument.startswith("pos=")]
         return f"edits.add({', '.join([f'{vectors}.at({layer})', repr(edit.amount), *at])})"
-    value = _cached(given["other"], edit)
+    value = _cached(arguments["other"], edit)
     if isinstance(edit.pos, int):
         after = edit.pos + 1 or None
         value += f"[:, {edit.pos}:{'' if after is None else after}]"
     elif edit.pos is None and not edit.is_in_tower:
-        has_images = given["prompt"] != "prompt"
-        tokens = f"model.to_inputs({given['prompt']})['input_ids']" if has_images else "model.to_tokens(prompt)"
+        has_images = arguments["prompt"] != "prompt"
+        tokens = f"model.to_inputs({arguments['prompt']})['input_ids']" if has_images else "model.to_tokens(prompt)"
         where.append(f"pos=slice(0, {tokens}.shape[1])")
     return f"edits.replace({', '.join([value, *where])})"
 

@@ -47,24 +47,24 @@ class HeadParts(NamedTuple):
     edits: float | None = None
 
 
-def components(model: HookedModel, asked: Question, target: int, versus: int) -> LogitParts:
+def components(model: HookedModel, question: Question, target: int, versus: int) -> LogitParts:
     """The components of the run with the edits."""
-    cache = run_at_position(model, asked)
-    labels, stack = _with_edits(cache) if edits_stream(asked) else cache.decompose_resid(return_labels=True)[::-1]
+    cache = run_at_position(model, question)
+    labels, stack = _with_edits(cache) if edits_stream(question) else cache.decompose_resid(return_labels=True)[::-1]
     return LogitParts(
         labels,
         cache.logit_attrs(stack, target, versus).reshape(len(labels)).float(),
         float(cache.logit_bias(target, versus)),
-        _logit(cache, asked, target, versus),
+        _logit(cache, question, target, versus),
     )
 
 
-def _logit(cache: ModelCache, asked: Question, target: int, versus: int) -> float:
+def _logit(cache: ModelCache, question: Question, target: int, versus: int) -> float:
     """The logit difference of the run; raises if an edit after the stream has made it another than the stream's."""
     assert cache.logits is not None
     both = cache.logits.reshape(-1)[[target, versus]]
     logit = both[0].float() - both[1].float()
-    if asked.active:
+    if question.active:
         stream = cache._stream(cache.n_layers)[None]
         read = cache.logit_attrs(stream, target, versus).float().sum() + float(cache.logit_bias(target, versus))
         if not is_rounding(read - logit, both):
@@ -84,36 +84,38 @@ def _with_edits(cache: ModelCache) -> tuple[list[str], Tensor]:
     return (labels, stack) if is_rounding(rest, stream) else ([*labels, EDITS], torch.cat([stack, rest[None]]))
 
 
-def heads(model: HookedModel, asked: Question, target: int, versus: int) -> HeadParts:
+def heads(model: HookedModel, question: Question, target: int, versus: int) -> HeadParts:
     """What each head adds in the run with the edits.
 
     Where an attention output is edited, the heads are as they were before that edit, and the edit is a part of its own.
     """
-    points = list(dict.fromkeys(edit.point for edit in asked.active if _ATTENTION.fullmatch(edit.point)))
+    points = list(dict.fromkeys(edit.point for edit in question.active if _ATTENTION.fullmatch(edit.point)))
     before: dict[str, Tensor] = {}
 
     def keep(x: Tensor, hook: HookPoint) -> None:
-        before[hook.name] = x[:, asked.pos].clone()
+        before[hook.name] = x[:, question.pos].clone()
 
     if points:
-        with applied(model, [(point, keep) for point in points]), edited(model, asked):  # in this order at a point
-            cache = cached_run(model, checked_text(model, prompt_of(model, asked), asked.pos), asked.pos)
+        with applied(model, [(point, keep) for point in points]), edited(model, question):  # in this order at a point
+            cache = cached_run(model, checked_text(model, prompt_of(model, question), question.pos), question.pos)
     else:
-        cache = run_at_position(model, asked)
-    if points or edits_stream(asked):
+        cache = run_at_position(model, question)
+    if points or edits_stream(question):
         stack, labels = cache.stack_head_results(return_labels=True)
     else:  # raises if they do not sum to the stream
         stack, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
-    _logit(cache, asked, target, versus)  # raises if the parts would not sum to it
+    _logit(cache, question, target, versus)  # raises if the parts would not sum to it
     values = cache.logit_attrs(stack, target, versus).reshape(len(labels)).float()
     layers: dict[int, list[Tensor]] = {}
     for label, value in zip(labels, values, strict=True):
         if head := _HEAD.fullmatch(label):
             layers.setdefault(int(head[1]), []).append(value)
     changes = [float(cache.logit_attrs(cache[point] - before[point], target, versus)) for point in points]
-    return HeadParts({layer: torch.stack(each) for layer, each in layers.items()}, sum(changes) if points else None)
+    return HeadParts(
+        {layer: torch.stack(head_values) for layer, head_values in layers.items()}, sum(changes) if points else None
+    )
 
 
-def edits_stream(asked: Question) -> bool:
+def edits_stream(question: Question) -> bool:
     """Whether an edit that is switched on changes the stream itself."""
-    return any(_STREAM.fullmatch(edit.point) for edit in asked.active)
+    return any(_STREAM.fullmatch(edit.point) for edit in question.active)

@@ -20,26 +20,26 @@ _recent: WeakKeyDictionary[HookedModel, dict[Any, Inputs]] = WeakKeyDictionary()
 """Every view needs the same inputs, and a processor takes its time with a large image."""
 
 
-def prompt_of(model: HookedModel, asked: Question) -> GivenPrompt:
+def prompt_of(model: HookedModel, question: Question) -> GivenPrompt:
     """The first prompt, with its images."""
-    return _given(model, asked.prompt, asked.images)
+    return _given(model, question.prompt, question.images)
 
 
-def other_of(model: HookedModel, asked: Question) -> GivenPrompt:
+def other_of(model: HookedModel, question: Question) -> GivenPrompt:
     """The second prompt, with its images."""
-    return _given(model, asked.other, asked.other_images)
+    return _given(model, question.other, question.other_images)
 
 
 def _given(model: HookedModel, text: str, images: Sequence[str]) -> GivenPrompt:
     if not images:
         return text
-    known, key = _recent.setdefault(model, {}), (text, tuple(images), model.cfg.device, model.cfg.dtype)
-    if key not in known:
+    cached_inputs, key = _recent.setdefault(model, {}), (text, tuple(images), model.cfg.device, model.cfg.dtype)
+    if key not in cached_inputs:
         made = model.to_inputs(text, images=[decoded_image(url) for url in images])
-        while len(known) >= _MOST_RECENT:
-            known.pop(next(iter(known)))
-        known[key] = made
-    return known[key]
+        while len(cached_inputs) >= _MOST_RECENT:
+            cached_inputs.pop(next(iter(cached_inputs)))
+        cached_inputs[key] = made
+    return cached_inputs[key]
 
 
 def keywords(prompt: GivenPrompt | Tensor) -> dict[str, Any]:

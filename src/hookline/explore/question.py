@@ -63,11 +63,11 @@ class LiveEdit:
         return self.point.startswith(("vision.", "projector."))
 
     @classmethod
-    def of(cls, given: Any) -> Self:
+    def of(cls, data: Any) -> Self:
         """The edit that a JSON object describes."""
-        values = _checked(cls, given, "an edit")
+        values = _checked(cls, data, "an edit")
         if isinstance(pos := values.get("pos"), list):
-            if not pos or len(pos) > MOST_TEXT or not all(type(each) is int for each in pos):
+            if not pos or len(pos) > MOST_TEXT or not all(type(position) is int for position in pos):
                 raise HooklineError(f"pos of an edit is a position, or a list of positions, got {pos!r:.80}")
             values["pos"] = tuple(pos)
         return cls(**values)
@@ -106,9 +106,9 @@ class Question:
     start: int | None = field(default=None, metadata=_OPTIONAL_INT)
 
     @classmethod
-    def of(cls, given: Any, saes: AttachedSaes | None = None) -> Self:
+    def of(cls, data: Any, saes: AttachedSaes | None = None) -> Self:
         """The question that a JSON object asks."""
-        values = _checked(cls, given, "a question")
+        values = _checked(cls, data, "a question")
         rows = values.pop("edits", [])
         if len(rows) > MOST_EDITS:
             raise HooklineError(f"there are {len(rows)} edits; the explorer takes up to {MOST_EDITS}")
@@ -121,25 +121,33 @@ class Question:
         return tuple(edit for edit in self.edits if edit.on)
 
 
-def _image_urls(given: list[Any]) -> tuple[str, ...]:
-    if len(given) > MOST_IMAGES or not all(isinstance(each, str) for each in given):
+def _image_urls(urls: list[Any]) -> tuple[str, ...]:
+    if len(urls) > MOST_IMAGES or not all(isinstance(url, str) for url in urls):
         raise HooklineError(f"images are up to {MOST_IMAGES} data: URLs for each prompt")
-    return tuple(given)
+    return tuple(urls)
 
 
-def _checked(kind: type[LiveEdit] | type[Question], given: Any, what: str) -> dict[str, Any]:
+def _checked(kind: type[LiveEdit] | type[Question], data: Any, what: str) -> dict[str, Any]:
     """The fields of a JSON object; raises if one is unknown, missing or of another type."""
-    known: dict[str, Field[Any]] = {each.name: each for each in fields(kind) if "types" in each.metadata}
-    if not isinstance(given, Mapping):
-        raise HooklineError(f"{what} is a JSON object, got {type(given).__name__}")
-    unknown = sorted(map(str, given.keys() - known.keys()))
-    missing = [name for name, each in known.items() if each.default is MISSING and name not in given]
+    fields_by_name: dict[str, Field[Any]] = {
+        dataclass_field.name: dataclass_field for dataclass_field in fields(kind) if "types" in dataclass_field.metadata
+    }
+    if not isinstance(data, Mapping):
+        raise HooklineError(f"{what} is a JSON object, got {type(data).__name__}")
+    unknown = sorted(map(str, data.keys() - fields_by_name.keys()))
+    missing = [
+        name
+        for name, dataclass_field in fields_by_name.items()
+        if dataclass_field.default is MISSING and name not in data
+    ]
     if unknown or missing:
-        raise HooklineError(f"{what} has the fields {', '.join(known)}; unknown: {unknown}, missing: {missing}")
-    for name, value in given.items():
-        types = known[name].metadata["types"]
+        raise HooklineError(
+            f"{what} has the fields {', '.join(fields_by_name)}; unknown: {unknown}, missing: {missing}"
+        )
+    for name, value in data.items():
+        types = fields_by_name[name].metadata["types"]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise HooklineError(f"{name} of {what} cannot be {value!r:.80}")
         if isinstance(value, str) and len(value) > MOST_TEXT:
             raise HooklineError(f"{name} has {len(value)} characters; the explorer takes up to {MOST_TEXT}")
-    return dict(given)
+    return dict(data)

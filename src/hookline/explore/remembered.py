@@ -48,8 +48,8 @@ class Remembered:
         """The answer that is kept if the model is as it was seen then, or a new one."""
         before, value, told = self._kept.get(key, (b"", None, []))
         if before == seen:
-            for each in told:
-                warnings.warn(each, stacklevel=2)
+            for warning in told:
+                warnings.warn(warning, stacklevel=2)
         else:
             with _noting() as told:
                 value = compute()
@@ -69,35 +69,35 @@ class Remembered:
 @contextmanager
 def _noting() -> Iterator[list[Warning]]:
     """The warnings of this thread, which are shown as before."""
-    here, found = threading.get_ident(), list[Warning]()
+    thread_id, noted_warnings = threading.get_ident(), list[Warning]()
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if threading.get_ident() == here:
-                found.append(message if isinstance(message, Warning) else category(message))
+            if threading.get_ident() == thread_id:
+                noted_warnings.append(message if isinstance(message, Warning) else category(message))
             show(message, category, *where, **more)
 
         warnings.showwarning = note
-        yield found
+        yield noted_warnings
 
 
 _current: ContextVar[Remembered | None] = ContextVar("remembered answers", default=None)
 
 
-def remembered(model: HookedModel, asked: Question, key: Hashable, compute: Callable[[], Any]) -> Any:
+def remembered(model: HookedModel, question: Question, key: Hashable, compute: Callable[[], Any]) -> Any:
     """What `compute` returns. It depends on the model, the prompts and edits of the question, and `key`."""
-    kept = _current.get()
-    has_runs = kept is not None and not model._points.anatomy.is_encoder_decoder  # whose prompt alone has no logits
+    memory = _current.get()
+    has_runs = memory is not None and not model._points.anatomy.is_encoder_decoder  # whose prompt alone has no logits
     weights = fingerprint(model.module) if has_runs else None
-    if kept is None or weights is None:
+    if memory is None or weights is None:
         return compute()
-    runs = [clean_logits(model, asked), *([logits_at_position(model, asked)] if asked.active else [])]
+    runs = [clean_logits(model, question), *([logits_at_position(model, question)] if question.active else [])]
     seen = hashlib.sha256(weights)
     for logits in runs:
         seen.update(_bytes(logits))
-    prompts = (asked.prompt, asked.images, asked.other, asked.other_images, asked.pos)
-    return kept.get((prompts, asked.active, key), seen.digest(), compute)
+    prompts = (question.prompt, question.images, question.other, question.other_images, question.pos)
+    return memory.get((prompts, question.active, key), seen.digest(), compute)
 
 
 @torch.no_grad()
@@ -106,15 +106,15 @@ def fingerprint(module: nn.Module) -> bytes | None:
 
     Version counters alone are not enough: `weight.data` can be changed without them.
     """
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, x in chain(module.named_parameters(), module.named_buffers()):
         if type(x) not in (Tensor, nn.Parameter) or x.is_meta or x.layout is not torch.strided or x.is_quantized:
             return None
         version = None if x.is_inference() else x._version
-        found.update(f"{name} {id(x)} {version} {x.dtype} {list(x.shape)}".encode())
+        hasher.update(f"{name} {id(x)} {version} {x.dtype} {list(x.shape)}".encode())
         if x.numel():
-            found.update(_bytes(_row_sums(x)))
-    return found.digest()
+            hasher.update(_bytes(_row_sums(x)))
+    return hasher.digest()
 
 
 def _row_sums(x: Tensor) -> Tensor:

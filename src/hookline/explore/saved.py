@@ -57,14 +57,14 @@ def page_data(
     It has the attention of every head, and the answers with each of a step's edits switched on or off; the scores on
     repeated random tokens, which take longest, are without edits. `paths` has the files of images by their URLs.
     """
-    asked: list[Data] = []
+    states: list[Data] = []
     for state in (state for step in steps for state in _asked(step.state)):
-        asked += [] if state in asked else [state]
+        states += [] if state in states else [state]
     chosen = ([*measures], [*sweeps], saes)
     pairs = [
-        (_without_images(question), found)
-        for state in asked
-        for question, found in _answers(model, partial(script, name, paths=paths), state, *chosen)
+        (_without_images(question), view)
+        for state in states
+        for question, view in _answers(model, partial(script, name, paths=paths), state, *chosen)
     ]
     saved = [asdict(step) for step in steps]
     return {"live": False, "model": about_model(model, name, saes), "steps": saved, "answers": pairs}
@@ -74,9 +74,9 @@ def _asked(state: Data) -> Iterator[Data]:
     """What all questions of the page have in common, with each of the edits switched on or off."""
     edits = state.get("edits", [])
     for on in product((True, False), repeat=len(edits)):
-        kept = [{**edit, "on": True} for edit in compress(edits, on)]
+        active_edits = [{**edit, "on": True} for edit in compress(edits, on)]
         images = {"images": state.get("images", []), "other_images": state.get("otherImages", [])}
-        yield {"prompt": state["prompt"], "other": state.get("other", ""), "edits": kept, "pos": -1, **images}
+        yield {"prompt": state["prompt"], "other": state.get("other", ""), "edits": active_edits, "pos": -1, **images}
 
 
 def _without_images(question: Data) -> Data:
@@ -98,31 +98,34 @@ def _answers(
     yield first, {**chosen, "script": written(Question.of(first, saes))}
     yield (tokens := {**state, "view": "tokens"}), _answer(model, tokens, saes)
     state = {**state, **{key: chosen[key]["id"] for key in ("target", "versus")}}
-    point = next((each for each in model.hook_dict if re.fullmatch(r"blocks\..*hook_resid_post", each)), "")
+    point = next((name for name in model.hook_dict if re.fullmatch(r"blocks\..*hook_resid_post", name)), "")
     if state["edits"]:
         measures = [measure for measure in measures if measure not in KINDS]
-    asked: list[Data] = [
+    partial_questions: list[Data] = [
         *({"view": view} for view in ("lens", "attribution")),
         {"view": "generate", "count": 20},
         {"view": "point", "point": point, "head": 0},
-        *({"view": "heads", "measure": each, **({"src": 0} if each == "attention" else {})} for each in measures),
+        *(
+            {"view": "heads", "measure": measure, **({"src": 0} if measure == "attention" else {})}
+            for measure in measures
+        ),
         *({"view": "patching", "measure": sweep} for sweep in sweeps if state["other"]),
         *([{"view": "features", "sae": "", "feature": None}] if saes else []),
     ]
-    for each in asked:
-        yield (question := {**state, **each}), _answer(model, question, saes)
+    for partial_question in partial_questions:
+        yield (question := {**state, **partial_question}), _answer(model, question, saes)
     yield from _attention(model, {**state, "view": "attention"}, saes)
 
 
-def _attention(model: HookedModel, asked: Data, saes: AttachedSaes | None) -> Iterator[tuple[Data, Data]]:
+def _attention(model: HookedModel, question: Data, saes: AttachedSaes | None) -> Iterator[tuple[Data, Data]]:
     """The attention of every head, or, if that is too much, of the one that a page begins with."""
-    cfg, length = model.cfg, tokens_in(model, prompt_of(model, Question.of(asked))).shape[1]
+    cfg, length = model.cfg, tokens_in(model, prompt_of(model, Question.of(question))).shape[1]
     if cfg.n_layers * cfg.n_heads * length**2 > MOST_SAVED:
-        one = {**asked, "layer": cfg.n_layers - 1, "head": 0}
+        one = {**question, "layer": cfg.n_layers - 1, "head": 0}
         yield one, _answer(model, one, saes)
         return
-    for (layer, head), found in attention_views(model, Question.of(asked, saes)).items():
-        yield {**asked, "layer": layer, "head": head}, found
+    for (layer, head), view in attention_views(model, Question.of(question, saes)).items():
+        yield {**question, "layer": layer, "head": head}, view
 
 
 def _answer(model: HookedModel, question: dict[str, Any], saes: AttachedSaes | None) -> Data:

@@ -221,12 +221,12 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a question has up to {most:,} bytes")
         read = self.rfile.read(int(length))
         try:
-            found = json.loads(read)
+            body = json.loads(read)
         except (ValueError, RecursionError):
             raise Refused(HTTPStatus.BAD_REQUEST, "the question is not JSON") from None
-        if len(read) < int(length) or not isinstance(found, dict):
+        if len(read) < int(length) or not isinstance(body, dict):
             raise Refused(HTTPStatus.BAD_REQUEST, "the question is not a whole JSON object")
-        return found
+        return body
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """The errors of http.server itself, such as an unknown method, in the same form."""

@@ -108,7 +108,7 @@ class Session:
 
 
 def _short(body: dict[str, Any], name: str) -> str:
-    found = body.get(name)
-    if not isinstance(found, str) or len(found) > 100:
+    text = body.get(name)
+    if not isinstance(text, str) or len(text) > 100:
         raise HooklineError(f"{name} is a short text")
-    return found
+    return text

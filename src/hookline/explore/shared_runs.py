@@ -71,98 +71,102 @@ class SharedRuns:
         """What is kept under a key, or what a new run returns, which is kept if there is room."""
         if key in self._kept:
             return cast(Kept, self._kept[key])
-        found = run()
+        activations = run()
         with self._lock:
-            if _size(found) <= self.most:
-                self._kept[key] = found
+            if _size(activations) <= self.most:
+                self._kept[key] = activations
             while self.n_bytes > self.most:
                 del self._kept[next(iter(self._kept))]
-        return found
+        return activations
 
 
 _current: ContextVar[tuple[SharedRuns, str, int] | None] = ContextVar("shared runs", default=None)
 
 
-def run_at_position(model: HookedModel, asked: Question) -> ModelCache:
+def run_at_position(model: HookedModel, question: Question) -> ModelCache:
     """The run with the edits: every point at the position that is asked about, and the logits there."""
-    text = checked_text(model, prompt_of(model, asked), asked.pos)
-    if _fits(model, asked):
-        return _shared(model, asked, "position", lambda: _run(model, asked).at(asked.pos))
-    return _shared(model, asked, "position", lambda: _edited_run(model, asked, text, asked.pos))
+    text = checked_text(model, prompt_of(model, question), question.pos)
+    if _fits(model, question):
+        return _shared(model, question, "position", lambda: _run(model, question).at(question.pos))
+    return _shared(model, question, "position", lambda: _edited_run(model, question, text, question.pos))
 
 
-def logits_at_position(model: HookedModel, asked: Question) -> Tensor:
+def logits_at_position(model: HookedModel, question: Question) -> Tensor:
     """The logits of the run with the edits at the position that is asked about: [vocab]."""
-    checked_text(model, prompt_of(model, asked), asked.pos)
-    logits = _run(model, asked).logits if _fits(model, asked) else run_at_position(model, asked).logits
+    checked_text(model, prompt_of(model, question), question.pos)
+    logits = _run(model, question).logits if _fits(model, question) else run_at_position(model, question).logits
     assert logits is not None
-    return logits[0, asked.pos] if logits.ndim == 3 else logits.reshape(-1)
+    return logits[0, question.pos] if logits.ndim == 3 else logits.reshape(-1)
 
 
-def run_with_points(model: HookedModel, asked: Question, names: list[str]) -> ActivationCache:
+def run_with_points(model: HookedModel, question: Question, names: list[str]) -> ActivationCache:
     """The run with the edits, in which these points are at every position."""
     points = [model.point(name) for name in names]
-    is_in_all = all(each.stream != "image" and not model._points.is_on_request(each.canonical_name) for each in points)
-    if is_in_all and _fits(model, asked):
-        return _run(model, asked)
-    with edited(model, asked):
-        given = keywords(prompt_of(model, asked))
-        return model.cache(**given, names_filter=names, stop_early=False)  # later edits fire, too
+    is_in_all = all(
+        point.stream != "image" and not model._points.is_on_request(point.canonical_name) for point in points
+    )
+    if is_in_all and _fits(model, question):
+        return _run(model, question)
+    with edited(model, question):
+        inputs = keywords(prompt_of(model, question))
+        return model.cache(**inputs, names_filter=names, stop_early=False)  # later edits fire, too
 
 
-def clean_logits(model: HookedModel, asked: Question) -> Tensor:
+def clean_logits(model: HookedModel, question: Question) -> Tensor:
     """The logits of the run without edits at the position that is asked about: [vocab]."""
-    checked_text(model, prompt_of(model, asked), asked.pos)
+    checked_text(model, prompt_of(model, question), question.pos)
 
     def run() -> Tensor:
-        if not asked.active:
-            return logits_at_position(model, asked).clone()
-        return model(**keywords(prompt_of(model, asked)))[0, asked.pos].clone()
+        if not question.active:
+            return logits_at_position(model, question).clone()
+        return model(**keywords(prompt_of(model, question)))[0, question.pos].clone()
 
-    return _shared(model, replace(asked, edits=()), "logits", run)
+    return _shared(model, replace(question, edits=()), "logits", run)
 
 
-def logits_of_lens(model: HookedModel, asked: Question, where: slice) -> Tensor:
+def logits_of_lens(model: HookedModel, question: Question, where: slice) -> Tensor:
     """The logits after each layer of the run with the edits, at these positions: [layer, 1, pos, vocab]."""
-    if _fits(model, asked):
-        return _run(model, asked).logit_lens(pos_slice=where)
-    with edited(model, asked):
-        return logit_lens.lens_cache(model, checked_text(model, prompt_of(model, asked), where), where).logit_lens()
+    if _fits(model, question):
+        return _run(model, question).logit_lens(pos_slice=where)
+    with edited(model, question):
+        return logit_lens.lens_cache(model, checked_text(model, prompt_of(model, question), where), where).logit_lens()
 
 
-def _run(model: HookedModel, asked: Question) -> ModelCache:
-    text = checked_text(model, prompt_of(model, asked), None)
-    return _shared(model, asked, "all", lambda: _edited_run(model, asked, text, None))
+def _run(model: HookedModel, question: Question) -> ModelCache:
+    text = checked_text(model, prompt_of(model, question), None)
+    return _shared(model, question, "all", lambda: _edited_run(model, question, text, None))
 
 
-def _edited_run(model: HookedModel, asked: Question, text: Prompts, where: int | None) -> ModelCache:
-    with edited(model, asked):
+def _edited_run(model: HookedModel, question: Question, text: Prompts, where: int | None) -> ModelCache:
+    with edited(model, question):
         return cached_run(model, text, where)
 
 
-def _fits(model: HookedModel, asked: Question) -> bool:
+def _fits(model: HookedModel, question: Question) -> bool:
     """Whether there is a page that shares its runs, and room for every point: about 32 streams per layer."""
-    given, tokens, cfg = _current.get(), tokens_in(model, prompt_of(model, asked)).shape[1], model.cfg
+    page_state, tokens, cfg = _current.get(), tokens_in(model, prompt_of(model, question)).shape[1], model.cfg
     per_layer = tokens * (32 * cfg.d_model + 2 * cfg.n_heads * tokens) + 2 * tokens * cfg.d_vocab / cfg.n_layers
-    return given is not None and 4 * cfg.n_layers * per_layer <= given[0].most / 2
+    return page_state is not None and 4 * cfg.n_layers * per_layer <= page_state[0].most / 2
 
 
-def _shared(model: HookedModel, asked: Question, what: str, run: Callable[[], Kept]) -> Kept:
-    given = _current.get()
-    if given is None:
+def _shared(model: HookedModel, question: Question, what: str, run: Callable[[], Kept]) -> Kept:
+    page_state = _current.get()
+    if page_state is None:
         return run()
-    runs, tab, state = given
+    runs, tab, state = page_state
     now = model_versions(model)
-    pos = 0 if what == "all" else asked.pos
-    same = replace(asked, view=what, edits=asked.active, pos=pos, src=0, target=None, versus=None, layer=0, head=0)
+    pos = 0 if what == "all" else question.pos
+    same = replace(
+        question, view=what, edits=question.active, pos=pos, src=0, target=None, versus=None, layer=0, head=0
+    )
     same = replace(same, measure="", point="", count=1, start=None, row=0, sae="", feature=None)
-    return runs.get((tab, state, (same, now, _sae_versions(asked))), run)
+    return runs.get((tab, state, (same, now, _sae_versions(question))), run)
 
 
-def _sae_versions(asked: Question) -> Hashable:
+def _sae_versions(question: Question) -> Hashable:
     """Of the autoencoders whose features are edited."""
-    edits = [edit for edit in asked.active if edit.feature is not None]
-    return tuple(weight_versions(asked.saes.named(edit.sae).sae) for edit in edits if asked.saes is not None)
+    edits = [edit for edit in question.active if edit.feature is not None]
+    return tuple(weight_versions(question.saes.named(edit.sae).sae) for edit in edits if question.saes is not None)
 
 
 def _size(cache: ModelCache | Tensor) -> int:

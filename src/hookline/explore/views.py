@@ -57,37 +57,37 @@ SWEEPS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def answer(model: HookedModel, asked: Question) -> Data:
+def answer(model: HookedModel, question: Question) -> Data:
     """The view that was asked for, with the warnings that came up on the way as `notes`."""
-    if asked.view not in VIEWS:
-        raise HooklineError(f"there is no view {asked.view!r}: there are {', '.join(VIEWS)}")
+    if question.view not in VIEWS:
+        raise HooklineError(f"there is no view {question.view!r}: there are {', '.join(VIEWS)}")
     with own_warnings() as notes, torch.no_grad():
-        data = VIEWS[asked.view](model, asked)
-    return {"view": asked.view, **_finite(data), "notes": list(dict.fromkeys(notes))}
+        data = VIEWS[question.view](model, question)
+    return {"view": question.view, **_finite(data), "notes": list(dict.fromkeys(notes))}
 
 
 @contextmanager
 def own_warnings() -> Iterator[list[str]]:
     """The warnings of this thread, which are not shown; those of other threads are shown as before."""
-    here, found = threading.get_ident(), list[str]()
+    thread_id, messages = threading.get_ident(), list[str]()
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def keep(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if threading.get_ident() != here:
+            if threading.get_ident() != thread_id:
                 show(message, category, *where, **more)
             elif category is not DeprecationWarning:
-                found.append(str(message))
+                messages.append(str(message))
 
         warnings.simplefilter("always")
         warnings.showwarning = keep
-        yield found
+        yield messages
 
 
 def _finite(data: Data) -> Data:
     """The data with None for NaN and infinity, which JSON does not have."""
-    found = {key: _finite(value) if isinstance(value, dict) else value for key, value in data.items()}
-    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in found.items()}
+    cleaned = {key: _finite(value) if isinstance(value, dict) else value for key, value in data.items()}
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in cleaned.items()}
 
 
 def about_model(model: HookedModel, name: str, saes: AttachedSaes | None = None) -> Data:
@@ -109,21 +109,21 @@ def about_model(model: HookedModel, name: str, saes: AttachedSaes | None = None)
     }
 
 
-def tokens_view(model: HookedModel, asked: Question) -> Data:
+def tokens_view(model: HookedModel, question: Question) -> Data:
     """The tokens of both prompts, and which of them are opposite each other."""
-    first = _tokens(model, prompt_of(model, asked), asked.images)
-    if not asked.other:
+    first = _tokens(model, prompt_of(model, question), question.images)
+    if not question.other:
         return {"tokens": first, "other": [], "aligned": []}
-    second = _tokens(model, other_of(model, asked), asked.other_images)
+    second = _tokens(model, other_of(model, question), question.other_images)
     return {"tokens": first, "other": second, "aligned": aligned(first["ids"], second["ids"])}
 
 
 def _tokens(model: HookedModel, prompt: GivenPrompt, images: tuple[str, ...]) -> Data:
     ids = tokens_in(model, prompt)[0].tolist()
-    found: Data = {"ids": ids, "texts": [model.to_string([token]) for token in ids]}
+    tokens: Data = {"ids": ids, "texts": [model.to_string([token]) for token in ids]}
     if not isinstance(prompt, str):
-        found |= {"images": image_layouts(model, prompt, images), "tower": tower_boxes(model, prompt)}
-    return found
+        tokens |= {"images": image_layouts(model, prompt, images), "tower": tower_boxes(model, prompt)}
+    return tokens
 
 
 def aligned(first: list[int], second: list[int]) -> list[list[int | None]]:
@@ -135,12 +135,12 @@ def aligned(first: list[int], second: list[int]) -> list[list[int | None]]:
     return pairs
 
 
-def next_view(model: HookedModel, asked: Question) -> Data:
+def next_view(model: HookedModel, question: Question) -> Data:
     """The likeliest next tokens after a position, without the edits and with them, and the tokens to compare."""
-    before = after = logits_at_position(model, asked).float()
-    if asked.active:
-        before = clean_logits(model, asked).float()
-    target, versus = answers(model, asked, before)
+    before = after = logits_at_position(model, question).float()
+    if question.active:
+        before = clean_logits(model, question).float()
+    target, versus = answers(model, question, before)
     first, old = (x.topk(min(most, len(x))).indices.tolist() for x, most in ((after, 10), (before, 5)))
     shown = list(dict.fromkeys([*first, *old, target, versus]))
     return {
@@ -154,26 +154,26 @@ def next_view(model: HookedModel, asked: Question) -> Data:
     }
 
 
-def answers(model: HookedModel, asked: Question, logits: Tensor | None = None) -> tuple[int, int]:
+def answers(model: HookedModel, question: Question, logits: Tensor | None = None) -> tuple[int, int]:
     """The ids of the target and of the token that it is compared with.
 
     By default, they are the model's choice and, of a second prompt with another choice, that one; else its second.
     """
-    target, versus = (_token_id(model, token) for token in (asked.target, asked.versus))
+    target, versus = (_token_id(model, token) for token in (question.target, question.versus))
     if target is None or versus is None:
-        logits = clean_logits(model, asked) if logits is None else logits
+        logits = clean_logits(model, question) if logits is None else logits
         choices = logits.topk(min(3, len(logits))).indices.tolist()
-        target = next((each for each in choices if each != versus), choices[0]) if target is None else target
-        others = [*_choice_of_other(model, asked), *choices] if versus is None else [versus]
-        versus = next((each for each in others if each != target), target)
+        target = next((token for token in choices if token != versus), choices[0]) if target is None else target
+        others = [*_choice_of_other(model, question), *choices] if versus is None else [versus]
+        versus = next((token for token in others if token != target), target)
     if target == versus:
         raise HooklineError("the token and the one that it is compared with are the same: choose another")
     return target, versus
 
 
-def _choice_of_other(model: HookedModel, asked: Question) -> list[int]:
-    logits = model(**keywords(other_of(model, asked))) if asked.other else torch.empty(1, 0, 0)
-    return [int(logits[0, asked.pos].argmax())] if asked.pos in range(-logits.shape[1], logits.shape[1]) else []
+def _choice_of_other(model: HookedModel, question: Question) -> list[int]:
+    logits = model(**keywords(other_of(model, question))) if question.other else torch.empty(1, 0, 0)
+    return [int(logits[0, question.pos].argmax())] if question.pos in range(-logits.shape[1], logits.shape[1]) else []
 
 
 def _token_id(model: HookedModel, token: int | str | None) -> int | None:
@@ -182,50 +182,52 @@ def _token_id(model: HookedModel, token: int | str | None) -> int | None:
     return model.to_single_token(token)
 
 
-def lens_view(model: HookedModel, asked: Question) -> Data:
+def lens_view(model: HookedModel, question: Question) -> Data:
     """What each layer would say at each position: the likeliest tokens, with their probabilities.
 
-    Of a long prompt, these are the positions from `asked.start` on, as many as are read at a time.
+    Of a long prompt, these are the positions from `question.start` on, as many as are read at a time.
     """
-    length = tokens_in(model, prompt_of(model, asked)).shape[1]
+    length = tokens_in(model, prompt_of(model, question)).shape[1]
     count = min(length, max(8, MOST_LENS // ((model.cfg.n_layers + 1) * model.cfg.d_vocab)))
-    start = min(max(0, asked.pos % length - count + 1 if asked.start is None else asked.start), length - count)
+    start = min(max(0, question.pos % length - count + 1 if question.start is None else question.start), length - count)
     top, where = min(10, model.cfg.d_vocab), slice(start, start + count)
-    logits = logits_of_lens(model, asked, where).float()
+    logits = logits_of_lens(model, question, where).float()
     tokens, probs = logit_lens.top_tokens(model, [logits], top)
     words: dict[str, int] = {}
-    cells = [[[words.setdefault(token, len(words)) for token in here] for here in row] for row in tokens]
+    cells = [[[words.setdefault(token, len(words)) for token in cell] for cell in row] for row in tokens]
     layers = ["embed", *range(model.cfg.n_layers)]
     read = {"layers": layers, "cells": cells, "words": list(words), "probs": packed_tensor(probs)}
     return {**read, "start": start, "length": length}
 
 
-def heads_view(model: HookedModel, asked: Question) -> Data:
+def heads_view(model: HookedModel, question: Question) -> Data:
     """One number for each head: see `MEASURES`."""
-    if asked.measure not in MEASURES:
-        raise HooklineError(f"heads are measured by {', '.join(MEASURES)}, not {asked.measure!r}")
-    if asked.measure == "attention":
-        return {"measure": asked.measure, **_rows(model, _attention_to(model, asked))}
-    if asked.measure in head_detectors.KINDS:
-        return remembered(model, asked, ("heads", asked.measure), partial(_detected, model, asked, asked.measure))
-    target, versus = answers(model, asked)
-    if asked.measure == "attribution":
-        found = parts.heads(model, asked, target, versus)
-        return {"measure": asked.measure, **_rows(model, found.layers), "edits": found.edits}
-    return remembered(model, asked, ("ablation", target, versus), lambda: _ablated(model, asked, target, versus))
+    if question.measure not in MEASURES:
+        raise HooklineError(f"heads are measured by {', '.join(MEASURES)}, not {question.measure!r}")
+    if question.measure == "attention":
+        return {"measure": question.measure, **_rows(model, _attention_to(model, question))}
+    if question.measure in head_detectors.KINDS:
+        return remembered(
+            model, question, ("heads", question.measure), partial(_detected, model, question, question.measure)
+        )
+    target, versus = answers(model, question)
+    if question.measure == "attribution":
+        head_parts = parts.heads(model, question, target, versus)
+        return {"measure": question.measure, **_rows(model, head_parts.layers), "edits": head_parts.edits}
+    return remembered(model, question, ("ablation", target, versus), lambda: _ablated(model, question, target, versus))
 
 
-def _detected(model: HookedModel, asked: Question, kind: head_detectors.Kind) -> Data:
-    with edited_any_text(model, asked):
+def _detected(model: HookedModel, question: Question, kind: head_detectors.Kind) -> Data:
+    with edited_any_text(model, question):
         scores = head_detectors.head_scores(model, kinds=kind).isel(kind=0)
     return {"measure": kind, **_grid(model, scores)}
 
 
-def _ablated(model: HookedModel, asked: Question, target: int, versus: int) -> Data:
-    with edited(model, asked):
-        metric = metrics.logit_diff(target, versus, pos=asked.pos)
-        lost = ablation.ablate(model, prompt_of(model, asked), metric, progress=False)
-    return {"measure": asked.measure, **_grid(model, lost - lost.info["clean"]), "clean": lost.info["clean"]}
+def _ablated(model: HookedModel, question: Question, target: int, versus: int) -> Data:
+    with edited(model, question):
+        metric = metrics.logit_diff(target, versus, pos=question.pos)
+        lost = ablation.ablate(model, prompt_of(model, question), metric, progress=False)
+    return {"measure": question.measure, **_grid(model, lost - lost.info["clean"]), "clean": lost.info["clean"]}
 
 
 def _grid(model: HookedModel, result: Result) -> Data:
@@ -244,23 +246,23 @@ def _rows(model: HookedModel, rows: dict[int, Tensor]) -> Data:
     return {"values": packed_tensor(values)}
 
 
-def _attention_to(model: HookedModel, asked: Question) -> dict[int, Tensor]:
-    patterns = _patterns(model, asked)
+def _attention_to(model: HookedModel, question: Question) -> dict[int, Tensor]:
+    patterns = _patterns(model, question)
     if not patterns:
         raise HooklineError("this model has no attention patterns")
     width = next(iter(patterns.values())).shape[-1]
-    if asked.pos not in range(-width, width) or asked.src not in range(-width, width):
-        raise HooklineError(f"positions {asked.pos} and {asked.src} are not both in a prompt of {width} tokens")
-    return {layer: pattern[:, asked.pos, asked.src] for layer, pattern in patterns.items()}
+    if question.pos not in range(-width, width) or question.src not in range(-width, width):
+        raise HooklineError(f"positions {question.pos} and {question.src} are not both in a prompt of {width} tokens")
+    return {layer: pattern[:, question.pos, question.src] for layer, pattern in patterns.items()}
 
 
-def _patterns(model: HookedModel, asked: Question) -> dict[int, Tensor]:
+def _patterns(model: HookedModel, question: Question) -> dict[int, Tensor]:
     """The attention of all heads, by layer: [head, query, key]."""
     names = {layer: name for layer in range(model.cfg.n_layers) if (name := _pattern(layer)) in model.hook_dict}
     if not names:
         return {}
     with torch.no_grad():
-        cache = run_with_points(model, asked, [*names.values()])
+        cache = run_with_points(model, question, [*names.values()])
     return {layer: cache[name][0] for layer, name in names.items()}
 
 
@@ -268,48 +270,48 @@ def _pattern(layer: int) -> str:
     return f"blocks.{layer}.attn.hook_pattern"
 
 
-def attention_view(model: HookedModel, asked: Question) -> Data:
+def attention_view(model: HookedModel, question: Question) -> Data:
     """The attention of one head: [query, key]."""
-    return _point(model, asked, _pattern(asked.layer), asked.head)
+    return _point(model, question, _pattern(question.layer), question.head)
 
 
-def attention_views(model: HookedModel, asked: Question) -> dict[tuple[int, int], Data]:
+def attention_views(model: HookedModel, question: Question) -> dict[tuple[int, int], Data]:
     """The attention of every head, by layer and head, from one run: as many answers as `attention_view` would give."""
-    found = {}
-    for layer, pattern in _patterns(model, asked).items():
+    views_by_head = {}
+    for layer, pattern in _patterns(model, question).items():
         point = model.point(_pattern(layer))
         for head in range(len(pattern)):
-            found[layer, head] = {
+            views_by_head[layer, head] = {
                 **{"view": "attention", **_matrix(point.name, point.axes, pattern, head)},
                 **{"stream": point.stream, "rows": 1, "notes": []},
             }
-    return found
+    return views_by_head
 
 
-def attribution_view(model: HookedModel, asked: Question) -> Data:
+def attribution_view(model: HookedModel, question: Question) -> Data:
     """What each component adds to the target's logit, minus what it adds to the other token's."""
-    target, versus = answers(model, asked)
-    found = parts.components(model, asked, target, versus)
+    target, versus = answers(model, question)
+    logit_parts = parts.components(model, question, target, versus)
     return {
-        "components": found.labels,
-        "values": packed_tensor(found.values),
-        "bias": found.bias,
-        "logit": found.logit,
+        "components": logit_parts.labels,
+        "values": packed_tensor(logit_parts.values),
+        "bias": logit_parts.bias,
+        "logit": logit_parts.logit,
     }
 
 
-def point_view(model: HookedModel, asked: Question) -> Data:
+def point_view(model: HookedModel, question: Question) -> Data:
     """The activation at any point as a matrix; of points with heads, one head."""
-    return _point(model, asked, asked.point, asked.head)
+    return _point(model, question, question.point, question.head)
 
 
-def _point(model: HookedModel, asked: Question, name: str, head: int) -> Data:
+def _point(model: HookedModel, question: Question, name: str, head: int) -> Data:
     point = model.point(name)
-    x = run_with_points(model, asked, [name])[name]
+    x = run_with_points(model, question, [name])[name]
     rows = len(x)  # of the vision tower: images, or tiles of them
-    if asked.row not in range(rows):
-        raise HooklineError(f"{name} has rows 0 to {rows - 1}, not {asked.row}")
-    return {**_matrix(name, point.axes, x[asked.row], head), "stream": point.stream, "rows": rows}
+    if question.row not in range(rows):
+        raise HooklineError(f"{name} has rows 0 to {rows - 1}, not {question.row}")
+    return {**_matrix(name, point.axes, x[question.row], head), "stream": point.stream, "rows": rows}
 
 
 def _matrix(name: str, all_axes: str, x: Tensor, head: int) -> Data:
@@ -329,52 +331,52 @@ def _matrix(name: str, all_axes: str, x: Tensor, head: int) -> Data:
     return {"point": name, "axes": axes, "head": head, "values": packed_tensor(x)}
 
 
-def patching_view(model: HookedModel, asked: Question) -> Data:
+def patching_view(model: HookedModel, question: Question) -> Data:
     """The patching sweep from the prompt into the other one: 1 where a cell restores the whole effect."""
-    if asked.measure not in SWEEPS:
-        raise HooklineError(f"patching is over {', '.join(SWEEPS)}, not {asked.measure!r}")
-    if not asked.other:
+    if question.measure not in SWEEPS:
+        raise HooklineError(f"patching is over {', '.join(SWEEPS)}, not {question.measure!r}")
+    if not question.other:
         raise HooklineError("patching needs a second prompt: write one below the first")
-    target, versus = answers(model, asked)
-    key = ("patching", asked.measure, target, versus)
-    return remembered(model, asked, key, lambda: _patched(model, asked, target, versus))
+    target, versus = answers(model, question)
+    key = ("patching", question.measure, target, versus)
+    return remembered(model, question, key, lambda: _patched(model, question, target, versus))
 
 
-def _patched(model: HookedModel, asked: Question, target: int, versus: int) -> Data:
-    points, over = SWEEPS[asked.measure]
-    metric = metrics.logit_diff(target, versus, pos=asked.pos)
-    first, second = prompt_of(model, asked), other_of(model, asked)
-    with edited(model, asked):
-        found = patching.sweep(model, first, second, metric, points=points, over=over, progress=False)
+def _patched(model: HookedModel, question: Question, target: int, versus: int) -> Data:
+    points, over = SWEEPS[question.measure]
+    metric = metrics.logit_diff(target, versus, pos=question.pos)
+    first, second = prompt_of(model, question), other_of(model, question)
+    with edited(model, question):
+        result = patching.sweep(model, first, second, metric, points=points, over=over, progress=False)
     return {
-        "measure": asked.measure,
+        "measure": question.measure,
         "over": list(over),
-        "layers": found.coords["layer"],
-        "values": packed_tensor(found.normalized.values),
-        "clean": found.info["clean"],
-        "corrupted": found.info["corrupted"],
+        "layers": result.coords["layer"],
+        "values": packed_tensor(result.normalized.values),
+        "clean": result.info["clean"],
+        "corrupted": result.info["corrupted"],
     }
 
 
-def generate_view(model: HookedModel, asked: Question) -> Data:
+def generate_view(model: HookedModel, question: Question) -> Data:
     """The text that the model continues the prompt with, without the edits and with them."""
-    if asked.count not in range(1, MOST_NEW + 1):
-        raise HooklineError(f"the number of new tokens is from 1 to {MOST_NEW}, got {asked.count}")
-    before = _continuation(model, replace(asked, edits=()))
-    return {"before": before, "after": _continuation(model, asked) if asked.active else before}
+    if question.count not in range(1, MOST_NEW + 1):
+        raise HooklineError(f"the number of new tokens is from 1 to {MOST_NEW}, got {question.count}")
+    before = _continuation(model, replace(question, edits=()))
+    return {"before": before, "after": _continuation(model, question) if question.active else before}
 
 
-def _continuation(model: HookedModel, asked: Question) -> list[str]:
+def _continuation(model: HookedModel, question: Question) -> list[str]:
     def generated() -> list[str]:
-        prompt = prompt_of(model, asked)
+        prompt = prompt_of(model, question)
         tokens = tokens_in(model, prompt)
-        given = keywords(tokens if isinstance(prompt, str) else prompt)
+        inputs = keywords(tokens if isinstance(prompt, str) else prompt)
         start = 1 if model._points.anatomy.is_encoder_decoder else tokens.shape[1]  # a decoder begins with a token
-        with edited(model, asked):
-            ids = model.generate(**given, max_new_tokens=asked.count, do_sample=False)[0, start:].tolist()
+        with edited(model, question):
+            ids = model.generate(**inputs, max_new_tokens=question.count, do_sample=False)[0, start:].tolist()
         return [model.to_string([token]) for token in ids]
 
-    return remembered(model, asked, ("generate", asked.count), generated)
+    return remembered(model, question, ("generate", question.count), generated)
 
 
 VIEWS: dict[str, Callable[[HookedModel, Question], Data]] = {

@@ -100,8 +100,8 @@ class ExplorerWidget(anywidget.AnyWidget):
             raise HooklineError(f"there is no message {path!r}")
         return {}
 
-    def _finish(self, number: Any, tab: Any, question: Data, asked: Asked) -> None:
-        data = asked.answered()
+    def _finish(self, number: Any, tab: Any, question: Data, pending: Asked) -> None:
+        data = pending.answered()
         with self._lock:
             if "view" in data:  # of the older ones, those about the same prompts stay
                 same = [pair for pair in self._shown if _prompts(pair[0]) == _prompts(question) and pair[0] != question]

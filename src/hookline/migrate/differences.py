@@ -64,17 +64,17 @@ class Pattern:
 
 def parse_pattern(code: str) -> Pattern:
     """Return the pattern of one piece of code in the first column of the table."""
-    if found := re.fullmatch(r"(\w+)=(\w*)", code):
-        value = ast.literal_eval(found[2]) if found[2] else ...
-        return Pattern(found[1], keywords=((found[1], value),), kind="keyword")
+    if keyword_match := re.fullmatch(r"(\w+)=(\w*)", code):
+        value = ast.literal_eval(keyword_match[2]) if keyword_match[2] else ...
+        return Pattern(keyword_match[1], keywords=((keyword_match[1], value),), kind="keyword")
     match ast.parse(code, mode="eval").body:
         case ast.Name(id=name):
             return Pattern(name)
         case ast.Attribute(value=owner, attr=name):
             return Pattern(name, _last_name(owner))
         case ast.Call(func=function, keywords=keywords):
-            given = tuple((each.arg or "", ast.literal_eval(each.value)) for each in keywords)
-            return Pattern(_last_name(function), keywords=given, kind="call")
+            arguments = tuple((keyword.arg or "", ast.literal_eval(keyword.value)) for keyword in keywords)
+            return Pattern(_last_name(function), keywords=arguments, kind="call")
     raise ValueError(f"{code} is not a name, an attribute, a call or an argument")
 
 
@@ -100,16 +100,16 @@ class Uses:
 
     def findings(self, tree: ast.Module) -> list[LineFinding]:
         """Return the differences in one tree, by line."""
-        found = set()
+        findings = set()
         inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         for node in ast.walk(tree):
-            found |= set(_absent_imports(node))
-            found |= set(_mentions(node))
+            findings |= set(_absent_imports(node))
+            findings |= set(_mentions(node))
             if self.libraries:
-                found |= set(_listed(node, self.libraries))
+                findings |= set(_listed(node, self.libraries))
                 if id(node) not in inner:
-                    found |= set(self._absent_attributes(node))
-        return sorted(found)
+                    findings |= set(self._absent_attributes(node))
+        return sorted(findings)
 
     def _absent_attributes(self, node: ast.AST) -> Iterator[LineFinding]:
         """A dotted name that begins with an imported one, and leads to nothing."""
@@ -246,13 +246,13 @@ def _last_name(node: ast.expr) -> str:
     return ""
 
 
-def _has(keywords: Any, wanted: tuple[tuple[str, Any], ...]) -> bool:
+def _has(keywords: Any, requested: tuple[tuple[str, Any], ...]) -> bool:
     """Return whether all wanted arguments are among those of a call; `...` is any value."""
-    given = {each.arg: each.value for each in keywords}
-    for name, value in wanted:
-        if name not in given:
+    arguments = {keyword.arg: keyword.value for keyword in keywords}
+    for name, value in requested:
+        if name not in arguments:
             return False
-        written = given[name]
+        written = arguments[name]
         if value is not ... and isinstance(written, ast.Constant) and written.value != value:
             return False
     return True

@@ -78,8 +78,10 @@ class FileReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as values for JSON."""
-        changes = [asdict(each) | {"place": each.place._asdict()} for each in self.changes]
-        differences = [asdict(each) | {"places": [p._asdict() for p in each.places]} for each in self.differences]
+        changes = [asdict(change) | {"place": change.place._asdict()} for change in self.changes]
+        differences = [
+            asdict(difference) | {"places": [p._asdict() for p in difference.places]} for difference in self.differences
+        ]
         return asdict(self) | {"path": str(self.path), "changes": changes, "differences": differences}
 
 
@@ -192,7 +194,7 @@ def _tree(cell: CodeCell) -> ast.Module | None:
 
 def _unchanged(cell: CodeCell, lines: SourceLines, tree: ast.Module | None) -> Iterator[BehaviorChange]:
     """Lines that name a library but are not Python: magics, shell commands, cells of another language."""
-    changed = set() if tree is None else {lines.line_at(each.at) for each in requirement_changes(cell.text)}
+    changed = set() if tree is None else {lines.line_at(insertion.at) for insertion in requirement_changes(cell.text)}
     for number in sorted({*range(1, len(lines.starts) + 1)} - changed):
         line = lines.line(number)
         if _names_library(line) and (tree is None or line.lstrip().startswith(("%", "!"))):
@@ -207,18 +209,20 @@ def _reported(report: FileReport, codes: list[_Code], left: list[BehaviorChange]
     """The report with the changes and the differences of all pieces of code."""
     uses = Uses([code.tree for code in codes])
     changes = []
-    found: dict[tuple[str, str], list[FileLine]] = {}
+    places_by_difference: dict[tuple[str, str], list[FileLine]] = {}
     for code in codes:
-        for number in sorted({code.lines.line_at(each.at) for each in code.insertions}):
+        for number in sorted({code.lines.line_at(insertion.at) for insertion in code.insertions}):
             start = code.lines.starts[number - 1]
-            own = [
-                each._replace(at=each.at - start) for each in code.insertions if code.lines.line_at(each.at) == number
+            line_insertions = [
+                insertion._replace(at=insertion.at - start)
+                for insertion in code.insertions
+                if code.lines.line_at(insertion.at) == number
             ]
             old = code.lines.line(number)
-            changes.append(ImportChange(code.place(number), old, inserted(old, own)))
+            changes.append(ImportChange(code.place(number), old, inserted(old, line_insertions)))
         for finding in uses.findings(code.tree):
-            found.setdefault((finding.subject, finding.text), []).append(code.place(finding.line))
-    differences = [BehaviorChange(*what, tuple(places)) for what, places in found.items()]
+            places_by_difference.setdefault((finding.subject, finding.text), []).append(code.place(finding.line))
+    differences = [BehaviorChange(*what, tuple(places)) for what, places in places_by_difference.items()]
     return replace(report, changes=tuple(changes), differences=tuple(sorted([*left, *differences], key=_first)))
 
 
@@ -228,7 +232,7 @@ def _first(difference: BehaviorChange) -> tuple[int, int]:
 
 
 def _places(places: tuple[FileLine, ...]) -> str:
-    return "; ".join(map(str, places)) if places[0].cell else f"line {', '.join(str(each.line) for each in places)}"
+    return "; ".join(map(str, places)) if places[0].cell else f"line {', '.join(str(place.line) for place in places)}"
 
 
 def _write(path: Path, data: bytes) -> None:

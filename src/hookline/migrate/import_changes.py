@@ -29,7 +29,7 @@ class SourceLines:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.starts = [0, *(found.end() for found in re.finditer(r"\r\n|\r|\n", text))]
+        self.starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text))]
 
     def line_at(self, offset: int) -> int:
         """Return the number of the line that has the character at `offset`, from 1."""
@@ -63,9 +63,9 @@ def import_insertions(tree: ast.Module, lines: SourceLines) -> Iterator[Insertio
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level and library_of(node.module or ""):
             start = lines.offset(node.lineno, node.col_offset)
-            found = re.compile(r"from(?:\s|\\)+").match(lines.text, start)
-            assert found is not None, "a statement of its own begins with `from`"
-            yield Insertion(found.end(), PREFIX)
+            match = re.compile(r"from(?:\s|\\)+").match(lines.text, start)
+            assert match is not None, "a statement of its own begins with `from`"
+            yield Insertion(match.end(), PREFIX)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if library := library_of(alias.name):

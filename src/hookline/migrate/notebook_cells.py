@@ -47,15 +47,17 @@ class CodeCell:
 
     def new_tokens(self, raw: str, insertions: list[Insertion]) -> list[tuple[tuple[int, int], str]]:
         """Return the tokens of the file that insertions into this cell's text change: their spans, and new tokens."""
-        found, begin = [], 0
+        tokens, begin = [], 0
         for index, part in enumerate(self.parts):
             end = begin + len(part) + (index == len(self.parts) - 1)
-            own = [each._replace(at=each.at - begin) for each in insertions if begin <= each.at < end]
-            if own:
+            part_insertions = [
+                insertion._replace(at=insertion.at - begin) for insertion in insertions if begin <= insertion.at < end
+            ]
+            if part_insertions:
                 is_ascii = raw[slice(*part.span)].isascii()
-                found.append((part.span, json.dumps(inserted(part, own), ensure_ascii=is_ascii)))
+                tokens.append((part.span, json.dumps(inserted(part, part_insertions), ensure_ascii=is_ascii)))
             begin = end
-        return found
+        return tokens
 
 
 def code_cells(raw: str) -> list[CodeCell]:

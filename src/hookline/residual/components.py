@@ -28,10 +28,10 @@ class ComponentCache(StreamCache):
     def compute_head_results(self) -> None:
         """Compute the output of each head from `z`, and keep it as `result`."""
         self._check_weights()
-        for each in range(self.n_layers):
-            name = self._named(each, "attn.hook_result")
-            if name not in self._tensors and self._has(each, "attn.hook_z"):
-                self._tensors[name] = self._results_of(self._of(each, "attn.hook_z"), name)
+        for layer in range(self.n_layers):
+            name = self._named(layer, "attn.hook_result")
+            if name not in self._tensors and self._has(layer, "attn.hook_z"):
+                self._tensors[name] = self._results_of(self._of(layer, "attn.hook_z"), name)
         vars(self).pop("_keys", None)
 
     def stack_head_results(
@@ -64,8 +64,8 @@ class ComponentCache(StreamCache):
             )
         post, (matrix, _) = self._at(self._of(layer, "mlp.hook_post"), pos_slice), self._map(layer, "mlp")
         chosen = self._neuron_ids(layer, neuron_slice)
-        each = post[..., chosen, None] * matrix[chosen].to(post)
-        return self._through(each, layer, "mlp", pos_slice, is_stacked=True)
+        contributions = post[..., chosen, None] * matrix[chosen].to(post)
+        return self._through(contributions, layer, "mlp", pos_slice, is_stacked=True)
 
     def stack_neuron_results(
         self,
@@ -102,19 +102,28 @@ class ComponentCache(StreamCache):
         """
         last = self._summed_upto(layer)
         layers = range(last + self._includes_attention(last, mlp_input))
-        heads = {each: self._heads([each], pos_slice) for each in layers}
-        neurons = {each: self._neurons([each], pos_slice) for each in range(last)} if expand_neurons else {}
-        parts = {name: part for some in (*heads.values(), *neurons.values()) for name, part in some.items()}
-        for each in range(0 if expand_neurons else last):
-            parts |= self._outputs(each, ["mlp"], pos_slice)
-        for each in layers:
-            kinds = [*([] if self._has(each, "attn.hook_z") else ["attn"]), *(["cross_attn"] if each < last else [])]
-            parts |= self._outputs(each, kinds, pos_slice)
+        heads = {layer_index: self._heads([layer_index], pos_slice) for layer_index in layers}
+        neurons = (
+            {layer_index: self._neurons([layer_index], pos_slice) for layer_index in range(last)}
+            if expand_neurons
+            else {}
+        )
+        parts = {
+            name: part for layer_parts in (*heads.values(), *neurons.values()) for name, part in layer_parts.items()
+        }
+        for layer_index in range(0 if expand_neurons else last):
+            parts |= self._outputs(layer_index, ["mlp"], pos_slice)
+        for layer_index in layers:
+            kinds = [
+                *([] if self._has(layer_index, "attn.hook_z") else ["attn"]),
+                *(["cross_attn"] if layer_index < last else []),
+            ]
+            parts |= self._outputs(layer_index, kinds, pos_slice)
         parts |= {name: self._at(part, pos_slice) for name, part in self._embeddings().items()}
         bias = torch.zeros_like(self._at(self._of(0, "hook_resid_pre"), pos_slice))
         for kind, by_layer in (("attn", heads), ("mlp", neurons)):
-            for each, some in by_layer.items():
-                bias = bias + self._bias(each, kind, [*some.values()], pos_slice) if some else bias
+            for layer_index, layer_parts in by_layer.items():
+                bias = bias + self._bias(layer_index, kind, [*layer_parts.values()], pos_slice) if layer_parts else bias
         parts["bias"] = bias
         self._check_sum(parts, last, mlp_input, pos_slice)
         return self._given(parts, last, apply_ln=apply_ln, mlp_input=mlp_input, where=pos_slice, labels=return_labels)
@@ -132,7 +141,7 @@ class ComponentCache(StreamCache):
 
     def _heads(self, layers: Iterable[int], where: Positions) -> dict[str, Tensor]:
         """The contribution of each head of some layers; none of a layer without heads."""
-        found: dict[str, Tensor] = {}
+        contributions: dict[str, Tensor] = {}
         for layer in layers:
             if self._has(layer, "attn.hook_result"):
                 name = self._named(layer, "attn.hook_result")
@@ -142,8 +151,8 @@ class ComponentCache(StreamCache):
                     self._check_weights()
                     results = self._results_of(self._at(self._of(layer, "attn.hook_z"), where), name)
                 results = self._through(results, layer, "attn", where, is_stacked=True)
-                found |= {f"L{layer}H{head}": result for head, result in enumerate(results.unbind(-2))}
-        return found
+                contributions |= {f"L{layer}H{head}": result for head, result in enumerate(results.unbind(-2))}
+        return contributions
 
     def _results_of(self, z: Tensor, name: str) -> Tensor:
         """The output of each head, for `z` with any axes before heads."""
@@ -152,23 +161,23 @@ class ComponentCache(StreamCache):
 
     def _neurons(self, layers: Iterable[int], where: Positions, chosen: Any = None) -> dict[str, Tensor]:
         """The contribution of each neuron of some layers, or of some neurons; none of a layer without an MLP."""
-        found: dict[str, Tensor] = {}
+        contributions: dict[str, Tensor] = {}
         for layer in layers:
             if self._has(layer, "hook_mlp_out"):
                 results = self.get_neuron_results(layer, chosen, where).unbind(-2)
                 numbers = self._neuron_ids(layer, chosen)
-                found |= {f"L{layer}N{number}": result for number, result in zip(numbers, results, strict=True)}
-        return found
+                contributions |= {f"L{layer}N{number}": result for number, result in zip(numbers, results, strict=True)}
+        return contributions
 
     def _neuron_ids(self, layer: int, chosen: Any) -> list[int]:
         n = len(self._map(layer, "mlp")[0])
         if chosen is None or isinstance(chosen, slice):
             return list(range(n))[chosen or slice(None)]
-        ids = [int(each) for each in ([chosen] if isinstance(chosen, int) else chosen)]
-        for each in ids:
-            if each not in range(-n, n):
-                raise HooklineError(f"neuron {each} is out of range: the MLP of layer {layer} has {n}")
-        return [each % n for each in ids]
+        ids = [int(neuron) for neuron in ([chosen] if isinstance(chosen, int) else chosen)]
+        for neuron in ids:
+            if neuron not in range(-n, n):
+                raise HooklineError(f"neuron {neuron} is out of range: the MLP of layer {layer} has {n}")
+        return [neuron % n for neuron in ids]
 
     def _map(self, layer: int, kind: str) -> tuple[Tensor, Tensor | None]:
         """The output projection of attention or MLP: its matrix and its bias."""
@@ -195,9 +204,9 @@ class ComponentCache(StreamCache):
 
         Raises unless it and the parts sum to the output.
         """
-        matrix, own = self._map(layer, kind)
+        matrix, projection_bias = self._map(layer, kind)
         added = self._at(self._of(layer, f"hook_{kind}_out"), where)
-        bias = torch.zeros_like(matrix[0]) if own is None else own.detach()
+        bias = torch.zeros_like(matrix[0]) if projection_bias is None else projection_bias.detach()
         share = self._through(bias.to(added).expand(added.shape), layer, kind, where, is_stacked=False)
         norm = self._norm_after(layer, kind)
         if norm is not None:

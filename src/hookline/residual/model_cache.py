@@ -34,20 +34,20 @@ class ModelCache(ComponentCache, Readout):
         """
         last = self._summed_upto(layer)
         parts = {}
-        for each in range(last):
-            parts[f"{each}_pre"] = self._of(each, "hook_resid_pre")
+        for layer_index in range(last):
+            parts[f"{layer_index}_pre"] = self._of(layer_index, "hook_resid_pre")
             if incl_mid:
-                parts[f"{each}_mid"] = self._of(each, "hook_resid_mid")
+                parts[f"{layer_index}_mid"] = self._of(layer_index, "hook_resid_mid")
         parts["final_post" if last == self.n_layers else f"{last}_pre"] = self._stream(last)
         if self._includes_attention(last, mlp_input):
             parts[f"{last}_mid"] = self._stream(last, mlp_input)
         parts = {name: self._at(part, pos_slice) for name, part in parts.items()}
         is_end = apply_ln and last == self.n_layers
-        given, labels = self._given(
+        stack, labels = self._given(
             parts, last, apply_ln=apply_ln and not is_end, mlp_input=mlp_input, where=pos_slice, labels=True
         )
-        given = self.apply_ln_to_stack(given, recompute_ln=True) if is_end else given
-        return (given, labels) if return_labels else given
+        stack = self.apply_ln_to_stack(stack, recompute_ln=True) if is_end else stack
+        return (stack, labels) if return_labels else stack
 
     def decompose_resid(
         self,
@@ -70,8 +70,10 @@ class ModelCache(ComponentCache, Readout):
         last = self._summed_upto(layer)
         embeddings = self._embeddings() if incl_embeds else {}
         parts = {name: self._at(part, pos_slice) for name, part in embeddings.items()}
-        for each in range(last + self._includes_attention(last, mlp_input)):
-            parts |= self._outputs(each, [kind for kind in kinds[mode] if each < last or kind == "attn"], pos_slice)
+        for layer_index in range(last + self._includes_attention(last, mlp_input)):
+            parts |= self._outputs(
+                layer_index, [kind for kind in kinds[mode] if layer_index < last or kind == "attn"], pos_slice
+            )
         if mode == "all" and incl_embeds:
             self._check_sum(parts, last, mlp_input, pos_slice)
         return self._given(parts, last, apply_ln=apply_ln, mlp_input=mlp_input, where=pos_slice, labels=return_labels)

@@ -59,8 +59,8 @@ class Readout(StreamCache):
         norm = self._norm(self._model.anatomy.main.ln_final)
         (before, after), weights = self._factors(), self._weights
         of_norm = (weights.tokens_to_residual_directions(tokens) * (norm.bias if norm is not None else 0.0)).sum(-1)
-        found = (of_norm * before + weights.b_U[weights.token_ids(tokens)]) * after
-        return found if incorrect_tokens is None else found - self.logit_bias(incorrect_tokens)
+        bias = (of_norm * before + weights.b_U[weights.token_ids(tokens)]) * after
+        return bias if incorrect_tokens is None else bias - self.logit_bias(incorrect_tokens)
 
     def logit_lens(self, layer: int | None = None, *, pos_slice: Positions = None, return_labels: bool = False) -> Any:
         """The logits that the final norm and the unembedding compute from the stream at the input of each layer."""
@@ -75,16 +75,16 @@ class Readout(StreamCache):
 
     def _direction(self, tokens: Any, places: torch.Size) -> Float[Tensor, "*place d_model"]:
         """The unembedding of each token, with axes for the rows and positions of the stack."""
-        found = self._weights.tokens_to_residual_directions(tokens)
-        shape = found.shape[:-1]
+        directions = self._weights.tokens_to_residual_directions(tokens)
+        shape = directions.shape[:-1]
         if not shape:
-            return found
+            return directions
         if len(shape) > len(places) or any(n not in (1, size) for n, size in zip(shape, places, strict=False)):
             raise HooklineError(
                 f"tokens have the shape {list(shape)}, but the stack has rows and positions {list(places)}: pass one "
                 f"token, one per row, or one per row and position"
             )
-        return found.reshape(*shape, *[1] * (len(places) - len(shape)), found.shape[-1])
+        return directions.reshape(*shape, *[1] * (len(places) - len(shape)), directions.shape[-1])
 
     def _factors(self) -> tuple[float, float]:
         """The factors before and after the unembedding, usually 1 and 1."""

@@ -116,7 +116,7 @@ class StreamCache(ActivationCache):
     def stack_activation(self, name: str, layer: int = -1, sublayer: str | None = None) -> Float[Tensor, "layer ..."]:
         """The activations of one point in all layers, or in the layers before `layer`."""
         more = (self._model.anatomy.main.name, *([] if sublayer is None else [sublayer]))
-        return torch.stack([self[(name, each, *more)] for each in range(self._upto(layer))])
+        return torch.stack([self[(name, layer_index, *more)] for layer_index in range(self._upto(layer))])
 
     def _of(self, layer: int | None, point: str) -> Tensor:
         """The activation at a point of a layer, or of the whole main stack if the layer is None."""
@@ -266,8 +266,8 @@ class StreamCache(ActivationCache):
             if x.ndim < 2 or not self._axes(name):
                 raise HooklineError(f"{name!r} has no known position axis: cache it separately")
             return x
-        found = self._picked(x if self.has_batch_dim else x[None], where, name)
-        return found if self.has_batch_dim else found[0]
+        values = self._picked(x if self.has_batch_dim else x[None], where, name)
+        return values if self.has_batch_dim else values[0]
 
     def _picked(self, x: Tensor, where: Positions, name: str | None = None) -> Tensor:
         if self.forward_pass is None:

@@ -179,15 +179,15 @@ class AbsentNameError(HooklineError, ImportError):
 
 def refusing(module: str) -> Callable[[str], Any]:
     """A module's `__getattr__` that raises, with what to use instead for names that are not available."""
-    known = ABSENT.get(module, {})
+    reasons = ABSENT.get(module, {})
     if module.startswith("transformer_lens.utilities"):
-        known = ABSENT["transformer_lens.utils"]
+        reasons = ABSENT["transformer_lens.utils"]
     elif module.startswith("transformer_lens.tools.analysis."):
-        known = ABSENT["transformer_lens.tools.analysis"]
+        reasons = ABSENT["transformer_lens.tools.analysis"]
 
     def refuse(name: str) -> Any:
-        if name in known:
-            raise AbsentNameError(f"{module}.{name} is not in hookline.compat: {known[name]}")
+        if name in reasons:
+            raise AbsentNameError(f"{module}.{name} is not in hookline.compat: {reasons[name]}")
         raise AttributeError(f"module 'hookline.compat.{module}' has no attribute {name!r}")
 
     return refuse

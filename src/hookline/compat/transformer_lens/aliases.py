@@ -102,8 +102,8 @@ PYTHIA_SIZES = {"19m": "70m", "125m": "160m", "350m": "410m", "800m": "1b", "1.3
 
 def get_official_model_name(name: str) -> str:
     """The hub id of a model: `EleutherAI/pythia-70m` for `pythia-70m`. Other names are unchanged."""
-    if (known := _IN_ANY_CASE.get(name.lower())) is not None:
-        return known
+    if (official_name := _IN_ANY_CASE.get(name.lower())) is not None:
+        return official_name
     short = name.removeprefix("EleutherAI/")
     if short.startswith("pythia-"):
         size, dash, rest = short.removeprefix("pythia-").partition("-")
@@ -112,8 +112,8 @@ def get_official_model_name(name: str) -> str:
         return "roneneldan/TinyStories-" + name[len("tiny-stories-") :].replace("instruct", "Instruct")
     if "/" in name:
         return name
-    if (own := published_name(name)) is not None:
-        return own
+    if (hub_name := published_name(name)) is not None:
+        return hub_name
     for prefix, owner_of in LOWER.items():
         if name.startswith(prefix):
             return f"{owner_of}/{'-'.join(_with_capital(part) for part in name.split('-'))}"

@@ -61,8 +61,8 @@ def direct_logit_attribution(
         stack, labels = cache.accumulated_resid(incl_mid=True, **options)
     else:
         stack, labels = cache.stack_head_results(incl_remainder=True, **options)
-    found = cache.logit_attrs(stack, answer_tokens, incorrect_tokens, pos, has_batch_dim=cache.has_batch_dim)
-    return DirectLogitAttribution(found, labels, unit)
+    attribution = cache.logit_attrs(stack, answer_tokens, incorrect_tokens, pos, has_batch_dim=cache.has_batch_dim)
+    return DirectLogitAttribution(attribution, labels, unit)
 
 
 __getattr__ = refusing("transformer_lens.tools.analysis")

@@ -60,8 +60,8 @@ class LensPoints(ModelPoints):
         yield from super()._walk(module, path)
         if path == "":
             self._children.append(self.attached)  # type: ignore[arg-type]
-            for name, each in self.attached.items():
-                yield from super()._walk(original(each), name)
+            for name, attached_module in self.attached.items():
+                yield from super()._walk(original(attached_module), name)
 
     def _list(self) -> dict[str, HookPoint]:
         self._specs = with_toy_points(self.root, self.anatomy, self._specs)
@@ -131,11 +131,11 @@ class Attached:
 
     def get(self, path: str) -> nn.Module | HookPoint | None:
         """What is attached at that path, or the model's own point there if a user has made it."""
-        found = self.modules.get(path) or self._points.adopted.get(path)
-        if found is None and (self._points.replaced or self._points.adopted):
+        module = self.modules.get(path) or self._points.adopted.get(path)
+        if module is None and (self._points.replaced or self._points.adopted):
             name = self._points.own_name(path)
-            found = self.modules.get(self._path_of(name)) or self._points.adopted.get(name)
-        return found
+            module = self.modules.get(self._path_of(name)) or self._points.adopted.get(name)
+        return module
 
     def _path_of(self, name: str) -> str:
         """The path of the module in place of this point, which may be another name of the point."""
@@ -166,9 +166,9 @@ class Attached:
         else:
             self.modules[path] = value
             self._reroute(path) if _is_component(path) else self._splice(path, name, value)
-            for name, each in value.named_modules(prefix=path):
-                if isinstance(each, HookPoint):  # from now on, its hooks are hooks of the model
-                    each.join(name, points.permanent)
+            for name, submodule in value.named_modules(prefix=path):
+                if isinstance(submodule, HookPoint):  # from now on, its hooks are hooks of the model
+                    submodule.join(name, points.permanent)
         points.outdate()
 
     def remove(self, path: str) -> None:
@@ -191,15 +191,15 @@ class Attached:
                 f"a model cannot be copied or pickled while modules are attached at its points "
                 f"({', '.join(at_points)}): assign HookPoint() there first, and attach them to the copy"
             )
-        return {**self.modules, **{f"{path}.forward": each for path, each in self.forwards.items()}}
+        return {**self.modules, **{f"{path}.forward": forward for path, forward in self.forwards.items()}}
 
-    def restore(self, kept: dict[str, Any]) -> None:
+    def restore(self, attached: dict[str, Any]) -> None:
         """Attach all of this to a copy of the model, whose modules still have the `forward` of the model."""
-        for path in kept:
+        for path in attached:
             module = module_at(self._points.anatomy, path.removesuffix(".forward")) if "." in path else None
             if module is not None and isinstance(vars(module).get("forward"), Reroute):
                 del vars(module)["forward"]
-        for path, value in kept.items():
+        for path, value in attached.items():
             self.put(path, value)
 
     def own_forward(self, module: nn.Module) -> Callable[..., Any]:
@@ -239,10 +239,10 @@ class Attached:
             self._replaced[module] = vars(module).get("forward") or partial(type(module).forward, module)
         if target is not None:
             vars(module)["forward"] = Reroute(target)
-        elif (own := self._replaced.pop(module, None)) is not None:
+        elif (forward := self._replaced.pop(module, None)) is not None:
             del vars(module)["forward"]
-            if not (isinstance(own, partial) and own.func is type(module).forward):
-                vars(module)["forward"] = own
+            if not (isinstance(forward, partial) and forward.func is type(module).forward):
+                vars(module)["forward"] = forward
 
 
 class Splice:
@@ -293,10 +293,15 @@ def is_new(value: nn.Module) -> TypeGuard[HookPoint]:
     return value.permanent.root() is None and not value.permanent.hooks() and not value._forward_hooks
 
 
-def adopt(value: HookPoint, own: HookPoint) -> HookPoint:
+def adopt(value: HookPoint, model_point: HookPoint) -> HookPoint:
     """Make a new point the model's own."""
-    value.name, value._canonical_name, value.axes, value.only = own.name, own.name, own.axes, own.only
-    value._site, value._permanent = own.site, own.permanent
+    value.name, value._canonical_name, value.axes, value.only = (
+        model_point.name,
+        model_point.name,
+        model_point.axes,
+        model_point.only,
+    )
+    value._site, value._permanent = model_point.site, model_point.permanent
     return value
 
 
@@ -306,8 +311,8 @@ def _is_component(path: str) -> bool:
 
 def _inside(module: nn.Module, path: str) -> str | None:
     """Where the component of that path is inside the module that is attached in its place."""
-    for name, each in module.named_modules():
-        if isinstance(each, Delegate) and getattr(each, "_path", None) == path:
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, Delegate) and getattr(submodule, "_path", None) == path:
             return f"{path}.{name}" if name else path
     return None
 

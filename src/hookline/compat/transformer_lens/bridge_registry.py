@@ -25,8 +25,8 @@ class BridgePoints(MutableMapping[str, nn.Module]):
         self._model = model
 
     def __getitem__(self, name: str) -> nn.Module:
-        if (found := self._model._attached.get(name)) is not None:
-            return found
+        if (module := self._model._attached.get(name)) is not None:
+            return module
         point = self._listed().get(name)
         if point is None:
             raise KeyError(name)

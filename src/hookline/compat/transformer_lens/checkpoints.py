@@ -45,8 +45,10 @@ def get_checkpoint_labels(model_name: str) -> tuple[list[int], str]:
     if name.startswith("EleutherAI/pythia"):
         return (PYTHIA_V0_CHECKPOINTS if "v0" in name else PYTHIA_CHECKPOINTS), "step"
     if not name.startswith("NeelNanda/"):
-        known = "Pythia, Stanford's GPT-2 and NeelNanda's toy models"
-        raise HooklineError(f"the checkpoints of {name} are not known, but those of {known}: pass revision=… instead")
+        families = "Pythia, Stanford's GPT-2 and NeelNanda's toy models"
+        raise HooklineError(
+            f"the checkpoints of {name} are not known, but those of {families}: pass revision=… instead"
+        )
     labels = list(checkpoint_files(name))
     if not labels:
         raise HooklineError(f"{name} has no checkpoints")
@@ -55,8 +57,8 @@ def get_checkpoint_labels(model_name: str) -> tuple[list[int], str]:
 
 def checkpoint_files(name: str) -> dict[int, str]:
     """The files of the checkpoints of a model in TransformerLens's format, by value."""
-    found = (re.fullmatch(r"checkpoints/.*_(\d+)\.pth", file) for file in published_files(name))
-    return {int(match[1]): match[0] for match in found if match is not None}
+    matches = (re.fullmatch(r"checkpoints/.*_(\d+)\.pth", file) for file in published_files(name))
+    return {int(match[1]): match[0] for match in matches if match is not None}
 
 
 def find_checkpoint(name: str, value: int | None, index: int | None) -> Checkpoint | None:
@@ -68,8 +70,8 @@ def find_checkpoint(name: str, value: int | None, index: int | None) -> Checkpoi
         return Checkpoint(index, labels[index], label_type)
     if index is None and value in labels:
         return Checkpoint(labels.index(value), value, label_type)
-    wanted = f"value {value}" if index is None else f"index {index}"
-    some = ", ".join(map(str, labels[:4]))
+    requested = f"value {value}" if index is None else f"index {index}"
+    first_labels = ", ".join(map(str, labels[:4]))
     raise HooklineError(
-        f"{name} has no checkpoint with {wanted}: it has {len(labels)} checkpoints, {some} … {labels[-1]}"
+        f"{name} has no checkpoint with {requested}: it has {len(labels)} checkpoints, {first_labels} … {labels[-1]}"
     )

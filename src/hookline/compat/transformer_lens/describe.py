@@ -39,8 +39,8 @@ _FIXED: dict[str, dict[str, Any]] = {
 """Fixed properties of architectures that are not in their configs."""
 
 
-def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransformerConfig:
-    """The config of a model; `known` are values that the model does not contain, such as the requested name."""
+def described(module: nn.Module, anatomy: Anatomy, **extra_fields: Any) -> HookedTransformerConfig:
+    """The config of a model; `extra_fields` are values that the model does not contain, such as the requested name."""
     cfg, config = cfg_of(module, anatomy), anatomy.config
     block = anatomy.blocks[0]
     same = ("n_layers", "d_model", "n_ctx", "d_head", "n_heads", "d_vocab", "model_name", "dtype", "device")
@@ -69,7 +69,7 @@ def described(module: nn.Module, anatomy: Anatomy, **known: Any) -> HookedTransf
         "original_architecture": type(module).__name__,
         "init_weights": False,
     }
-    return HookedTransformerConfig(**(fields | _FIXED.get(config.model_type, {}) | known))
+    return HookedTransformerConfig(**(fields | _FIXED.get(config.model_type, {}) | extra_fields))
 
 
 def _first(owner: Any, *names: str) -> Any:
@@ -96,8 +96,8 @@ def _rotary(cfg: Cfg, config: Any) -> dict[str, Any]:
         "rotary_base": parameters.get("full_attention", parameters).get("rope_theta"),
         "rotary_base_local": parameters.get("sliding_attention", {}).get("rope_theta"),
     }
-    found = {name: base for name, base in bases.items() if base is not None}
-    return found | {"rotary_dim": width if cfg.positions == "rotary" else None}
+    config_fields = {name: base for name, base in bases.items() if base is not None}
+    return config_fields | {"rotary_dim": width if cfg.positions == "rotary" else None}
 
 
 def _windows(config: Any, n_layers: int) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def _windows(config: Any, n_layers: int) -> dict[str, Any]:
     if kinds is None and size is not None and _first(config, "use_sliding_window") is not False:
         kinds = ["local"] * n_layers
     words = {"sliding_attention": "local", "full_attention": "global"}
-    found = [words.get(kind, kind) for kind in kinds or []][:n_layers]
-    if size is None or "local" not in found or not set(found) <= {"local", "global"}:
+    attn_types = [words.get(kind, kind) for kind in kinds or []][:n_layers]
+    if size is None or "local" not in attn_types or not set(attn_types) <= {"local", "global"}:
         return {}
-    return {"use_local_attn": True, "window_size": size, "attn_types": found}
+    return {"use_local_attn": True, "window_size": size, "attn_types": attn_types}
 
 
 def _experts(config: Any) -> dict[str, int]:
@@ -134,4 +134,4 @@ def _is_gated(anatomy: Anatomy) -> bool:
     if linear is not None:
         return linear is not child(mlp, MLP_IN)
     # Otherwise one matrix holds both branches, or those of all experts.
-    return any(hasattr(each, "gate_up_proj") for each in mlp.modules())
+    return any(hasattr(submodule, "gate_up_proj") for submodule in mlp.modules())

@@ -33,7 +33,7 @@ def get_act_patch_direct_path(
     name, cfg = f"blocks.{src_layer}.attn.hook_z", model.cfg
     difference = clean_cache[name][:, :, src_head] - corrupted_cache[name][:, :, src_head]
     change = difference @ model.blocks[src_layer].attn.W_O[src_head]
-    found = torch.zeros(cfg.n_layers, cfg.n_heads, device=cfg.device)
+    scores = torch.zeros(cfg.n_layers, cfg.n_heads, device=cfg.device)
     reached = [(layer, head) for layer in range(src_layer + 1, cfg.n_layers) for head in range(cfg.n_heads)]
     for layer, head in tqdm(reached, disable=not verbose):
         matrix = getattr(model.blocks[layer].attn, f"W_{component.upper()}")[head]
@@ -45,8 +45,8 @@ def get_act_patch_direct_path(
             return new
 
         hooks = [(f"blocks.{layer}.attn.hook_{component}", add)]
-        found[layer, head] = patching_metric(model.run_with_hooks(corrupted_tokens, fwd_hooks=hooks)).item()
-    return found
+        scores[layer, head] = patching_metric(model.run_with_hooks(corrupted_tokens, fwd_hooks=hooks)).item()
+    return scores
 
 
 def get_act_patch_direct_path_all_sources(
@@ -61,9 +61,9 @@ def get_act_patch_direct_path_all_sources(
     """`get_act_patch_direct_path` for every source head: a pass of the model for each pair of heads."""
     layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
     sources: Any = tqdm([(layer, head) for layer in layers for head in heads], disable=not verbose)
-    given: Any = (model, corrupted_tokens, clean_cache, corrupted_cache, patching_metric)
-    found = [get_act_patch_direct_path(*(*given, *source, component, False)) for source in sources]
-    return torch.stack(found).unflatten(0, (len(layers), len(heads)))
+    arguments: Any = (model, corrupted_tokens, clean_cache, corrupted_cache, patching_metric)
+    scores = [get_act_patch_direct_path(*(*arguments, *source, component, False)) for source in sources]
+    return torch.stack(scores).unflatten(0, (len(layers), len(heads)))
 
 
 def _check_fold_ln(model: Any) -> None:

@@ -54,10 +54,12 @@ class Entry:
     @property
     def is_the_parameter(self) -> bool:
         """Whether it has the same layout as the parameter; a bias may be split into heads."""
-        own, parameter = self.own, self.parameter
+        weight, parameter = self.own, self.parameter
         if parameter is None or not self.is_view:
             return False
-        return own is parameter or (parameter.ndim == 1 and own.is_contiguous() and own.numel() == parameter.numel())
+        return weight is parameter or (
+            parameter.ndim == 1 and weight.is_contiguous() and weight.numel() == parameter.numel()
+        )
 
     @torch.no_grad()
     def write(self, name: str, value: Tensor) -> None:
@@ -78,18 +80,18 @@ class Entry:
 
     def assign(self, model: nn.Module, path: str, value: Tensor) -> None:
         """Put another weight in place of this one, which keeps its values for whoever has it."""
-        own, parameter = self.own, self.parameter
-        if not self.is_view or parameter is None or value.shape != own.shape:
+        weight, parameter = self.own, self.parameter
+        if not self.is_view or parameter is None or value.shape != weight.shape:
             self.write(path, value)
-        elif own is not parameter:
-            replace(parameter, own, value, path, is_same_weight=False)
+        elif weight is not parameter:
+            replace(parameter, weight, value, path, is_same_weight=False)
         else:
             new = value
-            if type(value) is not nn.Parameter or (value.dtype, value.device) != (own.dtype, own.device):
-                new = nn.Parameter(torch.empty_like(own), requires_grad=own.requires_grad)
+            if type(value) is not nn.Parameter or (value.dtype, value.device) != (weight.dtype, weight.device):
+                new = nn.Parameter(torch.empty_like(weight), requires_grad=weight.requires_grad)
                 new.data.copy_(value.detach())
             for module in model.modules():
-                for name in [name for name, each in module._parameters.items() if each is own]:
+                for name in [name for name, candidate in module._parameters.items() if candidate is weight]:
                     module._parameters[name] = new  # type: ignore[assignment]
 
 
@@ -101,11 +103,11 @@ def weights_of(model: HookedTransformer) -> dict[str, Entry]:
 
 def all_entries(model: HookedTransformer) -> dict[str, Entry]:
     """All weights by name."""
-    known = dict(_before_layers(model))
+    entries = dict(_before_layers(model))
     for layer in range(len(model._anatomy.blocks)):
-        known |= {f"{model._points.layer(layer)}.{name}": entry for name, entry in _of_layer(model, layer)}
-    known |= _after_layers(model)
-    return known | {name: Entry(own, own) for name, own in _left_over(model, known)}
+        entries |= {f"{model._points.layer(layer)}.{name}": entry for name, entry in _of_layer(model, layer)}
+    entries |= _after_layers(model)
+    return entries | {name: Entry(tensor, tensor) for name, tensor in _left_over(model, entries)}
 
 
 def find_entry(model: HookedTransformer, name: str) -> Entry | None:
@@ -127,8 +129,8 @@ def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
     anatomy = model._anatomy
     if not isinstance(anatomy.main.embed, nn.Embedding):
         raise HooklineError(f"{type(anatomy.main.embed).__name__} is not a plain embedding and has no single matrix")
-    own, inside = anatomy.main.embed.weight, getattr(anatomy.main.embed, "embed_scale", 1.0)
-    yield "embed.W_E", Entry(own, own, float(inside) * anatomy.main.architecture.embedding_factor)
+    embedding, inside = anatomy.main.embed.weight, getattr(anatomy.main.embed, "embed_scale", 1.0)
+    yield "embed.W_E", Entry(embedding, embedding, float(inside) * anatomy.main.architecture.embedding_factor)
     yield from _of_norm("embed.ln", getattr(anatomy.main.embed, "ln", None) or anatomy.main.embed_norm)
     positions: Any = positions_of(model)
     if isinstance(matrix := getattr(positions, "weight", None), Tensor):
@@ -138,8 +140,8 @@ def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
 
 def positions_of(model: HookedTransformer) -> nn.Module | None:
     """The module of learned positions; a shortformer's, which adds them to queries and keys, too."""
-    own = model._anatomy.main.pos_embed
-    return getattr(model.module, "qk_pos_embed", None) if own is None else own
+    pos_embed = model._anatomy.main.pos_embed
+    return getattr(model.module, "qk_pos_embed", None) if pos_embed is None else pos_embed
 
 
 def _after_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
@@ -171,11 +173,11 @@ def _of_layer(model: HookedTransformer, layer: int) -> Iterator[tuple[str, Entry
 def _of_map(points: ModelPoints, layer: int, name: str, path: str) -> Iterator[tuple[str, Entry]]:
     """The weight of that name, if it exists: a mixture of experts or a fused gate has none."""
     try:
-        own, parameter = weight_and_parameter(points, layer, name)
+        weight, parameter = weight_and_parameter(points, layer, name)
     except HooklineError:
         return
-    if parameter is None or shares_memory(own, parameter):
-        yield path, Entry(own, parameter)
+    if parameter is None or shares_memory(weight, parameter):
+        yield path, Entry(weight, parameter)
         return
     site = points.find(f"{points.layer(layer)}.attn.hook_{name[-1].lower()}").site
     lens = without_first(site.lens)
@@ -185,40 +187,40 @@ def _of_map(points: ModelPoints, layer: int, name: str, path: str) -> Iterator[t
         whole = matrix if name[0] == "W" or bias is None else bias
         whole.copy_(lens.put(whole.detach(), value.movedim(0, -2) if name[0] == "W" else value))
 
-    yield path, Entry(own, parameter, put=put)
+    yield path, Entry(weight, parameter, put=put)
 
 
 def _of_norm(name: str, module: Any) -> Iterator[tuple[str, Entry]]:
-    own = getattr(module, "weight", None)
-    if not isinstance(module, nn.Module) or not isinstance(own, nn.Parameter):
+    weight = getattr(module, "weight", None)
+    if not isinstance(module, nn.Module) or not isinstance(weight, nn.Parameter):
         return
-    norm = norm_of(module, own.shape[-1])
-    yield f"{name}.w", Entry(own, own, offset=norm.offset if norm is not None else 0)
+    norm = norm_of(module, weight.shape[-1])
+    yield f"{name}.w", Entry(weight, weight, offset=norm.offset if norm is not None else 0)
     if isinstance(bias := getattr(module, "bias", None), nn.Parameter):
         yield f"{name}.b", Entry(bias, bias)
 
 
-def _left_over(model: HookedTransformer, known: dict[str, Entry]) -> Iterator[tuple[str, Tensor]]:
+def _left_over(model: HookedTransformer, entries: dict[str, Entry]) -> Iterator[tuple[str, Tensor]]:
     """Parameters that no weight covers: biases of gates, experts, OPT's padding positions."""
     covered: dict[tuple[int, int], int] = {}
-    for entry in known.values():
+    for entry in entries.values():
         if entry.parameter is not None:
             place = _place(entry.parameter)
             covered[place] = covered.get(place, 0) + entry.own.numel()
-    for name, own in stored(model.module):
-        if covered.get(_place(own), 0) < own.numel():
-            covered[_place(own)] = own.numel()
-            yield name, own
+    for name, tensor in stored(model.module):
+        if covered.get(_place(tensor), 0) < tensor.numel():
+            covered[_place(tensor)] = tensor.numel()
+            yield name, tensor
 
 
-def _place(own: Tensor) -> tuple[int, int]:
+def _place(tensor: Tensor) -> tuple[int, int]:
     """The memory of a tensor, which is the same for tied tensors."""
-    return own.untyped_storage()._cdata, int(own.storage_offset())
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
 def stored(module: nn.Module) -> list[tuple[str, Tensor]]:
     """The parameters and persistent buffers of the model, by its own names."""
-    return [(name, own) for name, own in module.state_dict(keep_vars=True).items() if isinstance(own, Tensor)]
+    return [(name, tensor) for name, tensor in module.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)]
 
 
 NOT_LEARNED = ("attn.mask", "attn.IGNORE", "attn.rotary_sin", "attn.rotary_cos", "attn.alibi")
@@ -237,22 +239,22 @@ def load(model: HookedTransformer, state: Mapping[str, Tensor], *, strict: bool)
 
     A weight may also have its parameter's own name in the model.
     """
-    own = {name: Entry(each, each) for name, each in stored(model.module)}
-    known = own | all_entries(model)
-    given = {name: value for name, value in state.items() if not _is_unused(model, name)}
-    covered = {id(own[name].parameter) for name in given if name in own}
-    if "pos_embed.W_pos" in given and "pos_embed.W_pos" in known:  # the rest of the parameter is for padding
-        covered.add(id(known["pos_embed.W_pos"].parameter))
-    missing = [n for n, entry in weights_of(model).items() if n not in given and id(entry.parameter) not in covered]
-    unexpected = [name for name in given if name not in known]
+    model_entries = {name: Entry(tensor, tensor) for name, tensor in stored(model.module)}
+    entries = model_entries | all_entries(model)
+    weights = {name: value for name, value in state.items() if not _is_unused(model, name)}
+    covered = {id(model_entries[name].parameter) for name in weights if name in model_entries}
+    if "pos_embed.W_pos" in weights and "pos_embed.W_pos" in entries:  # the rest of the parameter is for padding
+        covered.add(id(entries["pos_embed.W_pos"].parameter))
+    missing = [n for n, entry in weights_of(model).items() if n not in weights and id(entry.parameter) not in covered]
+    unexpected = [name for name in weights if name not in entries]
     if strict and (missing or unexpected):
         raise HooklineError(f"weights do not match: missing {missing}, unexpected {unexpected}")
-    _check_tied(known, given)
+    _check_tied(entries, weights)
     if model.cfg.gated_mlp:
-        given = _without_bias_after_gate(known, given)
-    of_model = [name for name in given if name in own]  # first, since others may be parts of them
-    for name in (*of_model, *(name for name in given if name in known and name not in own)):
-        known[name].write(name, given[name])
+        weights = _without_bias_after_gate(entries, weights)
+    of_model = [name for name in weights if name in model_entries]  # first, since others may be parts of them
+    for name in (*of_model, *(name for name in weights if name in entries and name not in model_entries)):
+        entries[name].write(name, weights[name])
     return missing, unexpected
 
 
@@ -262,22 +264,24 @@ def _is_unused(model: HookedTransformer, name: str) -> bool:
     return name.endswith(NOT_LEARNED) or is_unread
 
 
-def _without_bias_after_gate(known: dict[str, Entry], given: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without_bias_after_gate(entries: dict[str, Entry], weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Move `b_in` of gated MLPs into `b_out`: TransformerLens adds it to the product of both branches, before W_out."""
-    new = dict(given)
-    for name in [name for name in given if name.endswith("mlp.b_in") and name in known and bool(given[name].any())]:
+    new = dict(weights)
+    for name in [
+        name for name in weights if name.endswith("mlp.b_in") and name in entries and bool(weights[name].any())
+    ]:
         out, bias = name.replace("b_in", "W_out"), name.replace("b_in", "b_out")
-        if known[name].parameter is None and out in given and bias in given:
-            new[bias] = given[bias] + given[name] @ given[out]
-            new[name] = torch.zeros_like(given[name])
+        if entries[name].parameter is None and out in weights and bias in weights:
+            new[bias] = weights[bias] + weights[name] @ weights[out]
+            new[name] = torch.zeros_like(weights[name])
     return new
 
 
-def _check_tied(known: dict[str, Entry], given: Mapping[str, Tensor]) -> None:
-    embed, unembed = known["embed.W_E"], known.get("unembed.W_U")
-    if unembed is None or unembed.parameter is not embed.parameter or not {"embed.W_E", "unembed.W_U"} <= set(given):
+def _check_tied(entries: dict[str, Entry], weights: Mapping[str, Tensor]) -> None:
+    embed, unembed = entries["embed.W_E"], entries.get("unembed.W_U")
+    if unembed is None or unembed.parameter is not embed.parameter or not {"embed.W_E", "unembed.W_U"} <= set(weights):
         return
-    if not torch.allclose(given["embed.W_E"].T / embed.factor, given["unembed.W_U"]):
+    if not torch.allclose(weights["embed.W_E"].T / embed.factor, weights["unembed.W_U"]):
         raise HooklineError("the embedding and unembedding of this model are tied, but W_E and W_U differ")
 
 

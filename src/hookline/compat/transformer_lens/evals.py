@@ -136,7 +136,9 @@ class IOIDataset(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         sample = self.samples[index]
-        ids = {key: self.tokenizer.encode(sample[own]) for key, own in (("prompt", "text"), ("IO", "IO"), ("S", "S"))}
+        ids = {
+            key: self.tokenizer.encode(sample[field]) for key, field in (("prompt", "text"), ("IO", "IO"), ("S", "S"))
+        }
         ids["prompt"] = [*([self.tokenizer.bos_token_id] if self.prepend_bos else []), *ids["prompt"]]
         return {key: torch.tensor(value) for key, value in ids.items()}
 
@@ -172,9 +174,9 @@ def ioi_eval(
     if dataset is None:
         tokenizer = model.tokenizer if tokenizer is None else tokenizer
         dataset = IOIDataset(tokenizer, num_samples=num_samples, symmetric=symmetric)
-    found = [x for batch in tqdm(_batches(dataset, batch_size)) for x in _differences(model, batch)]
-    right = sum(difference > 0 for difference in found)
-    return {"Logit Difference": sum(found) / len(found), "Accuracy": right / len(found)}
+    differences = [x for batch in tqdm(_batches(dataset, batch_size)) for x in _differences(model, batch)]
+    right = sum(difference > 0 for difference in differences)
+    return {"Logit Difference": sum(differences) / len(differences), "Accuracy": right / len(differences)}
 
 
 def _batches(dataset: Any, size: int) -> list[list[dict[str, Tensor]]]:
@@ -185,8 +187,8 @@ def _batches(dataset: Any, size: int) -> list[list[dict[str, Tensor]]]:
 def _differences(model: Any, batch: list[dict[str, Tensor]]) -> Iterator[float]:
     rows = [sample["prompt"] for sample in batch]
     pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
-    found = model(pad(rows).to(model.cfg.device), attention_mask=pad([torch.ones_like(row) for row in rows]))
-    for logits, sample in zip(found, batch, strict=True):
+    batch_logits = model(pad(rows).to(model.cfg.device), attention_mask=pad([torch.ones_like(row) for row in rows]))
+    for logits, sample in zip(batch_logits, batch, strict=True):
         right, wrong = sample["IO"], sample["S"]
         length = min(len(right), len(wrong))
         first = int((right[:length] != wrong[:length]).nonzero()[0])
@@ -199,16 +201,18 @@ def make_mmlu_data_loader(
 ) -> list[dict[str, Any]]:
     """Questions with four choices and the index of the answer, of some or all subjects."""
     names = import_module("datasets").get_dataset_config_names("cais/mmlu")
-    known = [name for name in names if name not in ("all", "auxiliary_train")]
-    wanted = known if subjects is None else [subjects] if isinstance(subjects, str) else list(subjects)
-    if unknown := [name for name in wanted if name not in known]:
-        raise LensValueError(f"Invalid subject(s) {unknown}: MMLU has {', '.join(known)}")
-    found = []
-    for subject in wanted:
+    available = [name for name in names if name not in ("all", "auxiliary_train")]
+    requested = available if subjects is None else [subjects] if isinstance(subjects, str) else list(subjects)
+    if unknown := [name for name in requested if name not in available]:
+        raise LensValueError(f"Invalid subject(s) {unknown}: MMLU has {', '.join(available)}")
+    questions = []
+    for subject in requested:
         rows = _load("cais/mmlu", subject, split=split)
         for index in range(len(rows) if num_samples is None else min(num_samples, len(rows))):
-            found.append({**{key: rows[index][key] for key in ("question", "choices", "answer")}, "subject": subject})
-    return found
+            questions.append(
+                {**{key: rows[index][key] for key in ("question", "choices", "answer")}, "subject": subject}
+            )
+    return questions
 
 
 @torch.inference_mode()
@@ -234,8 +238,11 @@ def mmlu_eval(
         prompt = f"Question: {row['question']}\nChoices:\n{choices}Answer:"
         logits = model(tokenizer.encode(prompt, return_tensors="pt").to(model.cfg.device))[0, -1]
         results.setdefault(row["subject"], []).append(int(logits[ids].argmax()) == row["answer"])
-    right, total = sum(sum(each) for each in results.values()), sum(len(each) for each in results.values())
-    scores = {subject: sum(each) / len(each) for subject, each in results.items()}
+    right, total = (
+        sum(sum(outcomes) for outcomes in results.values()),
+        sum(len(outcomes) for outcomes in results.values()),
+    )
+    scores = {subject: sum(outcomes) / len(outcomes) for subject, outcomes in results.items()}
     return {"accuracy": right / total, "num_correct": right, "num_total": total, "subject_scores": scores}
 
 

@@ -69,8 +69,8 @@ class LensFlags(Hooked):
         if not callable(names) or isinstance(names, nn.Module | Hooked | HookObject):
             return names
         self._points.keep_up()
-        found = [name for name in self._points.hook_dict if names(name)]
-        return [name for name in found if self._is_usual(name)] or found or names
+        selected = [name for name in self._points.hook_dict if names(name)]
+        return [name for name in selected if self._is_usual(name)] or selected or names
 
     def _is_usual(self, name: str) -> bool:
         """Whether TransformerLens has this point with the current flags, or a user has placed it."""

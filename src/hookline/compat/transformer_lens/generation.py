@@ -55,14 +55,14 @@ def sampling(
 
 def stopping(model: HookedModel, stop_at_eos: bool, eos_token_id: int | Sequence[int] | None) -> dict[str, Any]:
     """The stopping options."""
-    own = model.tokenizer.eos_token_id if model.tokenizer is not None else None
+    tokenizer_eos = model.tokenizer.eos_token_id if model.tokenizer is not None else None
     if not stop_at_eos:
-        return {"eos_token_id": None, "pad_token_id": own if own is not None else 0}
-    stops = own if eos_token_id is None else eos_token_id
+        return {"eos_token_id": None, "pad_token_id": tokenizer_eos if tokenizer_eos is not None else 0}
+    stops = tokenizer_eos if eos_token_id is None else eos_token_id
     if stops is None:
         raise LensAssertionError("without a tokenizer, pass eos_token_id or stop_at_eos=False")
     ends = [stops] if isinstance(stops, int) else list(stops)
-    return {"eos_token_id": ends, "pad_token_id": own if own is not None else ends[0]}
+    return {"eos_token_id": ends, "pad_token_id": tokenizer_eos if tokenizer_eos is not None else ends[0]}
 
 
 class LensGeneration(HookedModel):
@@ -103,8 +103,8 @@ class LensGeneration(HookedModel):
             raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
         if padding_side == "right" and not isinstance(input, str):
             raise HooklineError('generation needs left padding: omit padding_side, or pass "left"')
-        given = input if is_tokens else self.to_tokens(input, prepend_bos=prepend_bos, padding_side="left")  # type: ignore[arg-type]
-        ids, mask = self._inputs(given, None, padding_side)
+        prompt = input if is_tokens else self.to_tokens(input, prepend_bos=prepend_bos, padding_side="left")  # type: ignore[arg-type]
+        ids, mask = self._inputs(prompt, None, padding_side)
         options: dict[str, Any] = {"attention_mask": torch.ones_like(ids) if mask is None else mask}
         options |= sampling(do_sample, top_k, top_p, temperature, freq_penalty)
         options |= stopping(self, stop_at_eos, eos_token_id) | {"use_cache": use_past_kv_cache}

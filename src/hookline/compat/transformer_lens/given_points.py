@@ -28,11 +28,11 @@ from hookline.hooks.hooked_module import HookedRootModule as _HookedRootModule
 class GivenPoints(Points):
     """The points in a dict that a user has made, and those placed in the model."""
 
-    def __init__(self, root: nn.Module, given: dict[str, HookPoint]) -> None:
-        self.given = given
+    def __init__(self, root: nn.Module, points: dict[str, HookPoint]) -> None:
+        self.given = points
         super().__init__(root, permanent_hooks_of(root), only_placed=True)
-        own = ref(self)
-        attached_modules[root] = lambda: getattr(own(), "given", None)
+        self_ref = ref(self)
+        attached_modules[root] = lambda: getattr(self_ref(), "given", None)
 
     def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[nn.Module, Kind]]:
         yield from super()._walk(module, path)
@@ -66,12 +66,12 @@ class GivenDicts(_HookedRootModule):
     @property
     def hook_dict(self) -> dict[str, HookPoint]:
         """All points by name: those of the dict that was assigned, or those placed in the model."""
-        if (given := vars(self).get("_given")) is not None:
-            return given
-        found = super().hook_dict
+        if (assigned := vars(self).get("_given")) is not None:
+            return assigned
+        points = super().hook_dict
         for name, point in vars(self).get("_at_setup", {}).items():
-            found.setdefault(name, point)
-        return found
+            points.setdefault(name, point)
+        return points
 
     @hook_dict.setter
     def hook_dict(self, points: dict[str, HookPoint]) -> None:
@@ -81,8 +81,8 @@ class GivenDicts(_HookedRootModule):
     @property
     def mod_dict(self) -> dict[str, Any]:
         """All modules by their paths; or the dict that was assigned."""
-        given = vars(self).get("_given_modules")
-        return {**dict(self.named_modules()), **self.hook_dict} if given is None else given
+        assigned_modules = vars(self).get("_given_modules")
+        return {**dict(self.named_modules()), **self.hook_dict} if assigned_modules is None else assigned_modules
 
     @mod_dict.setter
     def mod_dict(self, modules: dict[str, Any]) -> None:
@@ -97,5 +97,5 @@ class GivenDicts(_HookedRootModule):
     def _check_options(self, kwargs: dict[str, Any]) -> None:
         """Pass all keywords to a `forward` of your own that takes any, as TransformerLens does."""
         parameters = inspect.signature(self.forward).parameters.values()
-        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             super()._check_options(kwargs)

@@ -53,19 +53,19 @@ def detect_head(
             return torch.stack([detect_head(model, text, detection_pattern, heads, **options) for text in seq]).mean(0)
     tokens = model.to_tokens(seq)
     check(1 < tokens.shape[-1] < model.cfg.n_ctx, SEQ_LEN_ERR)
-    wanted = (
+    pattern = (
         _pattern(detection_pattern, tokens.cpu()) if isinstance(detection_pattern, str) else detection_pattern.cpu()
     )
-    is_fit = is_lower_triangular(wanted) and len(wanted) == tokens.shape[-1]
-    check(is_fit, DET_PAT_NOT_SQUARE_ERR % (tokens.shape[-1], list(wanted.shape)))
-    if error_measure == "mul" and not set(wanted.unique().tolist()) <= {0, 1}:
+    is_fit = is_lower_triangular(pattern) and len(pattern) == tokens.shape[-1]
+    check(is_fit, DET_PAT_NOT_SQUARE_ERR % (tokens.shape[-1], list(pattern.shape)))
+    if error_measure == "mul" and not set(pattern.unique().tolist()) <= {0, 1}:
         warn('detection_pattern has values other than 0 and 1, which error_measure="mul" takes as weights')
     if cache is None:
         _, cache = model.run_with_cache(tokens, remove_batch_dim=True, names_filter=lambda name: "pattern" in name)
     scores = -torch.ones(model.cfg.n_layers, model.cfg.n_heads, dtype=model.cfg.dtype)
     for layer, head in _chosen(model, heads):
         attention = cache["pattern", layer, "attn"][head].detach().cpu().clone()
-        scores[layer, head] = compute_head_attention_similarity_score(attention, wanted, **options)
+        scores[layer, head] = compute_head_attention_similarity_score(attention, pattern, **options)
     return scores
 
 

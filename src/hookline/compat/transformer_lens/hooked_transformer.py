@@ -122,22 +122,22 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         if name in NOT_HERE:
             raise AttributeError(f"{name} is not available: {NOT_HERE[name]}")
         if "module" not in vars(self):
-            own = f"{type(self).__name__}.__init__"
-            raise AttributeError(f"there is no {name} yet: {own} must call HookedTransformer.__init__ first")
+            constructor = f"{type(self).__name__}.__init__"
+            raise AttributeError(f"there is no {name} yet: {constructor} must call HookedTransformer.__init__ first")
         return super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in vars(self).items() if name not in _MADE_AGAIN}
+        attributes = {name: value for name, value in vars(self).items() if name not in _MADE_AGAIN}
         tensors = {name: vars(self)[name] for name in OWN_TENSORS}
-        return {**own, **super().__getstate__(), "_kept": self._attached.kept(), "_tensors": tensors}
+        return {**attributes, **super().__getstate__(), "_kept": self._attached.kept(), "_tensors": tensors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        kept, tensors = state.pop("_kept"), state.pop("_tensors")
+        attached, tensors = state.pop("_kept"), state.pop("_tensors")
         super().__setstate__(state)
         self._begin_state()
         vars(self).update(tensors)
         self._points.permanent.raises_own = True
-        self._attached.restore(kept)
+        self._attached.restore(attached)
 
     def forward(
         self,
@@ -160,13 +160,13 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         """
         if shortformer_pos_embed is not None and self.cfg.positional_embedding_type != "shortformer":
             raise HooklineError("shortformer_pos_embed would have no effect: this model is not a shortformer")
-        given: Any = input
+        inputs: Any = input
         if start_at_layer is None and not isinstance(input, Tensor | None):
-            given = self.to_tokens(input, prepend_bos, padding_side)
+            inputs = self.to_tokens(input, prepend_bos, padding_side)
         elif prepend_bos:
             raise HooklineError("prepend_bos=True applies to text only: tokens are used as they are")
-        if start_at_layer is None and isinstance(given, Tensor):
-            given, attention_mask, positions = self._masked(given, attention_mask, padding_side)
+        if start_at_layer is None and isinstance(inputs, Tensor):
+            inputs, attention_mask, positions = self._masked(inputs, attention_mask, padding_side)
             kwargs = positions | kwargs
         elif past_kv_cache is not None and (start_at_layer is None or not past_kv_cache.frozen):
             raise HooklineError(_NOT_FROZEN)
@@ -175,16 +175,16 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         kwargs |= {"attention_mask": attention_mask, "loss_per_token": loss_per_token}
         with ExitStack() as contexts:
             if past_kv_cache is not None:
-                kwargs |= contexts.enter_context(past_kv_cache.resumed(self.module.config, given, attention_mask))
+                kwargs |= contexts.enter_context(past_kv_cache.resumed(self.module.config, inputs, attention_mask))
             if start_at_layer is not None:
                 kwargs = self._positions(attention_mask) | kwargs if past_kv_cache is None else kwargs
                 leave_out_hooks(self._points, start_at_layer)
             if shortformer_pos_embed is not None:
-                rows = torch.arange(given.shape[1], device=given.device).expand(given.shape[:2])
+                rows = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape[:2])
                 kwargs = {"position_ids": rows} | kwargs  # as many rows of positions as are given
                 contexts.enter_context(Hooked.hooks(self, [("hook_pos_embed", lambda _: shortformer_pos_embed)]))
-            found = HookedModel.__call__(self, given, **kwargs)
-        return Output(*found) if kwargs["return_type"] == "both" else found
+            output = HookedModel.__call__(self, inputs, **kwargs)
+        return Output(*output) if kwargs["return_type"] == "both" else output
 
     def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:
         """The loss, also after earlier tokens, or with logits for fewer tokens than the prompt may have."""
@@ -195,8 +195,8 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         if not is_other or logits.shape[1] < 2 or tokens is None:
             return super()._loss(logits, inputs, per_token)
         if bool((tokens[:, 1:] >= logits.shape[-1]).any()):
-            token, known = int(tokens[:, 1:].max()), logits.shape[-1]
-            raise HooklineError(f"no loss: there are logits for {known} tokens, but the prompt has token {token}")
+            token, vocab_size = int(tokens[:, 1:].max()), logits.shape[-1]
+            raise HooklineError(f"no loss: there are logits for {vocab_size} tokens, but the prompt has token {token}")
         return lm_loss(logits, tokens, inputs.get("attention_mask"), per_token=per_token)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -216,17 +216,21 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
         """The stream, the tokens, the positions of a shortformer, and the mask, for `start_at_layer=0`."""
         if past_kv_cache is not None and not past_kv_cache.frozen:
             raise HooklineError(_NOT_FROZEN)
-        given = input if isinstance(input, Tensor) else self.to_tokens(input, prepend_bos, padding_side)
-        ids, mask, _ = self._masked(given, attention_mask, padding_side)
+        tokens = input if isinstance(input, Tensor) else self.to_tokens(input, prepend_bos, padding_side)
+        ids, mask, _ = self._masked(tokens, attention_mask, padding_side)
         if mask is None and (past_kv_cache is not None or getattr(self.tokenizer, "padding_side", None) == "left"):
             mask = torch.ones_like(ids)
-        kept: list[Tensor] = []
-        positions = [("hook_pos_embed", kept.append)] if self.cfg.positional_embedding_type == "shortformer" else []
+        position_embeddings: list[Tensor] = []
+        positions = (
+            [("hook_pos_embed", position_embeddings.append)]
+            if self.cfg.positional_embedding_type == "shortformer"
+            else []
+        )
         with Hooked.hooks(self, positions):
             stream = self(ids, attention_mask=mask, stop_at_layer=0, past_kv_cache=past_kv_cache)
         if past_kv_cache is not None and mask is not None:
             mask = past_kv_cache.append_attention_mask(mask)
-        return stream, ids, kept[0] if kept else None, mask
+        return stream, ids, position_embeddings[0] if position_embeddings else None, mask
 
     @outside_compiler
     def _masked(

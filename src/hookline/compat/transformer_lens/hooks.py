@@ -32,21 +32,21 @@ class HookIntrospectionMixin:
     hook_dict: dict[str, HookPoint]
 
     def _listed(self, name_filter: Filter) -> dict[str, HookPoint]:
-        wanted: Any = [name_filter] if isinstance(name_filter, str) else name_filter
-        chosen = wanted if callable(wanted) else lambda name: wanted is None or name in wanted
+        names: Any = [name_filter] if isinstance(name_filter, str) else name_filter
+        chosen = names if callable(names) else lambda name: names is None or name in names
         return {name: point for name, point in self.hook_dict.items() if chosen(name)}
 
     def list_hooks(
         self, name_filter: Filter = None, dir: Literal["fwd", "bwd", "both"] = "both", including_permanent: bool = True
     ) -> dict[str, list[HookHandle]]:
         """The current hooks by point name, including those of open contexts."""
-        found = {
+        handles_by_name = {
             name: [*(point.fwd_hooks if dir != "bwd" else ()), *(point.bwd_hooks if dir != "fwd" else ())]
             for name, point in self._listed(name_filter).items()
         }
-        for name, handles in found.items():
-            found[name] = [each for each in handles if including_permanent or not each.is_permanent]
-        return {name: handles for name, handles in found.items() if handles}
+        for name, handles in handles_by_name.items():
+            handles_by_name[name] = [handle for handle in handles if including_permanent or not handle.is_permanent]
+        return {name: handles for name, handles in handles_by_name.items() if handles}
 
 
 class LensHooks(HookIntrospectionMixin, Hooked):
@@ -216,11 +216,11 @@ def leave_out_hooks(points: ModelPoints, layer: int) -> None:
 
 def _saver(cache: dict[str, Tensor], suffix: str, device: Any, remove_batch_dim: bool, where: Slice) -> HookFunction:
     def save(x: Tensor, hook: HookPoint) -> None:
-        kept = x.detach() if device is None else x.detach().to(device)
+        value = x.detach() if device is None else x.detach().to(device)
         axes = hook.axes.split()
         axis = axes.index("p") - len(axes) if "p" in axes else -2
-        if kept.ndim >= -axis:
-            kept = where.apply(kept, axis)
-        cache[hook.name + suffix] = kept[0] if remove_batch_dim else kept
+        if value.ndim >= -axis:
+            value = where.apply(value, axis)
+        cache[hook.name + suffix] = value[0] if remove_batch_dim else value
 
     return save

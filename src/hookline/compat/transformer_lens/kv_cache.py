@@ -95,23 +95,23 @@ class HookedTransformerKeyValueCache:
         return whole
 
     @contextmanager
-    def resumed(self, config: Any, new: Tensor, given: Tensor | None) -> Iterator[dict[str, Any]]:
+    def resumed(self, config: Any, new: Tensor, new_mask: Tensor | None) -> Iterator[dict[str, Any]]:
         """The inputs of a run that continues from here; new keys and values are stored when it ends.
 
-        `new` are tokens or a stream, and `given` is their mask, which may begin with the mask of earlier tokens.
+        `new` are tokens or a stream, and `new_mask` is their mask, which may begin with the mask of earlier tokens.
         """
         shape = new.shape[:2]
-        mask = new.new_ones(shape, dtype=torch.int64) if given is None else given[:, -shape[1] :].to(new.device)
+        mask = new.new_ones(shape, dtype=torch.int64) if new_mask is None else new_mask[:, -shape[1] :].to(new.device)
         rows = len(self.previous_attention_mask)
         if len(mask) != rows:
             raise HooklineError(f"this cache has batch size {rows}, but got {len(mask)} rows")
         whole = torch.cat([self.previous_attention_mask.to(mask), mask], 1)
         positions = (whole.cumsum(1) - 1).clamp(min=0)[:, -mask.shape[1] :]
-        kept = self._copied(config)
-        yield {"past_key_values": kept, "use_cache": True, "attention_mask": whole, "position_ids": positions}
+        cache = self._copied(config)
+        yield {"past_key_values": cache, "use_cache": True, "attention_mask": whole, "position_ids": positions}
         if not self.frozen:
-            self._kept, self.previous_attention_mask = kept, whole
-            for entry, layer in zip(self.entries, kept.layers, strict=False):
+            self._kept, self.previous_attention_mask = cache, whole
+            for entry, layer in zip(self.entries, cache.layers, strict=False):
                 if isinstance(keys := getattr(layer, "keys", None), Tensor):
                     entry.past_keys, entry.past_values = keys.transpose(1, 2), layer.values.transpose(1, 2)
             self._stored = [(entry.past_keys, entry.past_values) for entry in self.entries]

@@ -58,9 +58,9 @@ def get_pretrained_model_config(
     module = empty_model(model_name, hf_cfg, dtype, first_n_layers, checkpoint, **kwargs)
     anatomy = anatomy_of(module)
     prepends = anatomy.config.model_type not in NO_BOS if default_prepend_bos is None else default_prepend_bos
-    known: dict[str, Any] = {"tokenizer_name": get_official_model_name(model_name)}
-    known |= {"model_name": model_name.rpartition("/")[2], "device": device or get_device(), "dtype": dtype}
-    cfg = described(module, anatomy, default_prepend_bos=prepends, **known)
+    extra_fields: dict[str, Any] = {"tokenizer_name": get_official_model_name(model_name)}
+    extra_fields |= {"model_name": model_name.rpartition("/")[2], "device": device or get_device(), "dtype": dtype}
+    cfg = described(module, anatomy, default_prepend_bos=prepends, **extra_fields)
     note_checkpoint(cfg, checkpoint)
     if fold_ln and cfg.normalization_type in ("LN", "RMS"):
         cfg.normalization_type += "Pre"

@@ -55,10 +55,10 @@ class TransformerBridge(HookedTransformer):
                 set(kwargs) - _OPTIONS, "boot_transformers takes what TransformerLens 3.5 documents for it"
             ),
         )
-        given = {name: value for name, value in kwargs.items() if value is not None} | (hf_config_overrides or {})
+        options = {name: value for name, value in kwargs.items() if value is not None} | (hf_config_overrides or {})
         if trust_remote_code:
-            given["trust_remote_code"] = True
-        return cls.from_pretrained_no_processing(model_name, device=device, dtype=dtype, tokenizer=tokenizer, **given)
+            options["trust_remote_code"] = True
+        return cls.from_pretrained_no_processing(model_name, device=device, dtype=dtype, tokenizer=tokenizer, **options)
 
     @property
     def original_model(self) -> nn.Module:
@@ -76,7 +76,7 @@ class TransformerBridge(HookedTransformer):
 
     def tl_parameters(self) -> dict[str, Tensor]:
         """The weights by TransformerLens's names and in its layout; views of the model's own where possible."""
-        return {name: each for name, each in self.state_dict().items() if not name.endswith(entries.NOT_LEARNED)}
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.endswith(entries.NOT_LEARNED)}
 
     get_params = tl_parameters
 
@@ -95,9 +95,9 @@ class TransformerBridge(HookedTransformer):
         self, input: Any = "", max_new_tokens: int = 10, return_type: str | None = "input", **kwargs: Any
     ) -> Any:
         """Text or tokens from the `generate` of the transformers model, with its options; hooks fire."""
-        given = self.to_tokens(input) if return_type == "tokens" and not isinstance(input, Tensor) else input
-        found = HookedModel.generate(self, given, max_new_tokens, **kwargs)
-        return self.to_string(found) if return_type == "str" and isinstance(found, Tensor) else found
+        prompt = self.to_tokens(input) if return_type == "tokens" and not isinstance(input, Tensor) else input
+        generated = HookedModel.generate(self, prompt, max_new_tokens, **kwargs)
+        return self.to_string(generated) if return_type == "str" and isinstance(generated, Tensor) else generated
 
     def __getattr__(self, name: str) -> Any:
         if name in METHODS["TransformerBridge"]:

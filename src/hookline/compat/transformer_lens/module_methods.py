@@ -60,18 +60,18 @@ class LensModule(HookedModel):
         self._points.outdate()
 
     def __getattr__(self, name: str) -> Any:
-        own = vars(self)
-        if "_attached" in own:
-            if (found := own["_attached"].get(name)) is not None:
-                return found
+        attributes = vars(self)
+        if "_attached" in attributes:
+            if (module := attributes["_attached"].get(name)) is not None:
+                return module
             if name in _PARTS:
                 parts = parts_of(self)  # type: ignore[arg-type]
                 if name not in parts:
                     raise AttributeError(f"this model has no {name}")
                 return parts[name]
             for kind in ("_parameters", "_buffers"):
-                if name in own[kind]:
-                    return own[kind][name]
+                if name in attributes[kind]:
+                    return attributes[kind][name]
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -148,26 +148,28 @@ class LensModule(HookedModel):
         for path, module in self._others():
             seen: set[nn.Module] = set()
             yield from (
-                (name, each) for name, each in module.named_modules(seen, path) if not isinstance(each, Delegate)
+                (name, submodule)
+                for name, submodule in module.named_modules(seen, path)
+                if not isinstance(submodule, Delegate)
             )
 
     def _component_paths(self) -> dict[str, str]:
         """The names of components of TransformerLens, by the names of their modules in the transformers model."""
-        anatomy, own = self._anatomy, {module: name for name, module in self.module.named_modules()}
+        anatomy, module_names = self._anatomy, {module: name for name, module in self.module.named_modules()}
         parts = ["embed", "pos_embed", "ln_final", "unembed"]
         of_block = ("attn", "mlp", "ln1", "ln1_post", "ln2", "ln2_post")
         parts += [f"blocks.{layer}.{name}" for layer in range(len(anatomy.blocks)) for name in of_block]
-        found = {own[module]: path for path in parts if (module := module_at(anatomy, path)) in own}
-        found |= {own[block.module]: f"blocks.{layer}" for layer, block in enumerate(anatomy.blocks)}
-        return found | {own[anatomy.blocks[0].module].rpartition(".")[0]: "blocks"}
+        paths = {module_names[module]: path for path in parts if (module := module_at(anatomy, path)) in module_names}
+        paths |= {module_names[block.module]: f"blocks.{layer}" for layer, block in enumerate(anatomy.blocks)}
+        return paths | {module_names[anatomy.blocks[0].module].rpartition(".")[0]: "blocks"}
 
     def _component(self, path: str) -> Any:
         """The component of that path, even if another module is in its place."""
         first, *rest = path.split(".")
-        found: Any = parts_of(self)[first]  # type: ignore[arg-type]
+        component: Any = parts_of(self)[first]  # type: ignore[arg-type]
         if rest:
-            found = found[int(rest[0])]
-        return found.part(rest[1]) if len(rest) > 1 else found
+            component = component[int(rest[0])]
+        return component.part(rest[1]) if len(rest) > 1 else component
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         """The components, points and attached modules at the top level."""
@@ -183,37 +185,47 @@ class LensModule(HookedModel):
 
     def get_submodule(self, target: str) -> nn.Module:
         """The module at that path: a component, a point, or one that is attached."""
-        found: Any = self
+        module: Any = self
         for part in filter(None, target.split(".")):
-            found = found[int(part)] if part.isdigit() else getattr(found, part)
-        return found
+            module = module[int(part)] if part.isdigit() else getattr(module, part)
+        return module
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """All parameters: of the transformers model, and of attached modules."""
         seen: set[int] = set()
-        others = [each.parameters() for _, each in self._others()] if recurse else []
-        for each in (self.module.parameters(recurse), self._own_parameters().values(), *others):
-            for parameter in each:
+        others = [module.parameters() for _, module in self._others()] if recurse else []
+        for parameters in (self.module.parameters(recurse), self._own_parameters().values(), *others):
+            for parameter in parameters:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield parameter
 
     def _own_parameters(self) -> dict[str, nn.Parameter]:
-        return {name: each for name, each in self._parameters.items() if each is not None}
+        return {name: parameter for name, parameter in self._parameters.items() if parameter is not None}
 
     def _other_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of attached modules by path."""
-        own = {id(parameter) for parameter in self.module.parameters()}
-        found = {f"{path}.{name}": each for path, module in self._others() for name, each in module.named_parameters()}
-        return {name: each for name, each in (self._own_parameters() | found).items() if id(each) not in own}
+        model_ids = {id(parameter) for parameter in self.module.parameters()}
+        attached_parameters = {
+            f"{path}.{name}": parameter
+            for path, module in self._others()
+            for name, parameter in module.named_parameters()
+        }
+        return {
+            name: parameter
+            for name, parameter in (self._own_parameters() | attached_parameters).items()
+            if id(parameter) not in model_ids
+        }
 
     def _other_state(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers of attached modules by path, and those set on the model itself."""
-        inside = {id(each) for each in self.module.state_dict(keep_vars=True).values()}
-        found: dict[str, Tensor] = self._own_tensors().state_dict(keep_vars=True)
+        inside = {id(tensor) for tensor in self.module.state_dict(keep_vars=True).values()}
+        state: dict[str, Tensor] = self._own_tensors().state_dict(keep_vars=True)
         for path, module in self._others():
-            found |= {f"{path}.{name}": each for name, each in module.state_dict(keep_vars=True).items()}
-        return {name: each for name, each in found.items() if isinstance(each, Tensor) and id(each) not in inside}
+            state |= {f"{path}.{name}": tensor for name, tensor in module.state_dict(keep_vars=True).items()}
+        return {
+            name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor) and id(tensor) not in inside
+        }
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -221,34 +233,37 @@ class LensModule(HookedModel):
         """All buffers by name: of the transformers model by its own names, and of attached modules."""
         start = f"{prefix}." if prefix else ""
         yield from self.module.named_buffers(prefix, recurse, remove_duplicate)
-        inside = {id(each) for each in self.module.buffers()}
-        parts = [(prefix, self._own_tensors()), *((f"{start}{path}", each) for path, each in self._others() if recurse)]
+        inside = {id(buffer) for buffer in self.module.buffers()}
+        parts = [
+            (prefix, self._own_tensors()),
+            *((f"{start}{path}", module) for path, module in self._others() if recurse),
+        ]
         for path, module in parts:
-            found = module.named_buffers(path, recurse, remove_duplicate)
-            yield from ((name, each) for name, each in found if id(each) not in inside)
+            buffers = module.named_buffers(path, recurse, remove_duplicate)
+            yield from ((name, buffer) for name, buffer in buffers if id(buffer) not in inside)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """`named_buffers` without names."""
-        yield from (each for _, each in self.named_buffers(recurse=recurse))
+        yield from (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], strict: bool,  # noqa: ARG002
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
         """Load everything from the `state_dict` of a parent module: torch finds no submodules here by itself."""
-        given = {name.removeprefix(prefix): each for name, each in state_dict.items() if name.startswith(prefix)}
+        state = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         others = self._other_state()
         try:
             assign = local_metadata.get("assign_to_params_buffers", False)
-            inside = {name: each for name, each in given.items() if name not in others}
+            inside = {name: value for name, value in state.items() if name not in others}
             missing, unexpected = self.module.load_state_dict(inside, strict=False, assign=assign)
             with torch.no_grad():
-                for name in set(others) & set(given):
-                    others[name].copy_(given[name])
+                for name in set(others) & set(state):
+                    others[name].copy_(state[name])
         except RuntimeError as error:
             error_msgs.append(str(error))
             return
-        missing_keys += [f"{prefix}{name}" for name in (*missing, *(name for name in others if name not in given))]
+        missing_keys += [f"{prefix}{name}" for name in (*missing, *(name for name in others if name not in state))]
         unexpected_keys += [f"{prefix}{name}" for name in unexpected]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -300,8 +315,8 @@ class LensModule(HookedModel):
 @cache
 def _arguments_of_forward(model: type) -> frozenset[str]:
     """The arguments of `forward`, of a subclass and of the classes that its own may call."""
-    functions = [vars(each)["forward"] for each in model.__mro__ if isinstance(vars(each).get("forward"), FunctionType)]
-    return frozenset(name for each in functions for name in inspect.signature(each).parameters)
+    functions = [vars(base)["forward"] for base in model.__mro__ if isinstance(vars(base).get("forward"), FunctionType)]
+    return frozenset(name for function in functions for name in inspect.signature(function).parameters)
 
 
 for _name in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",

@@ -85,9 +85,9 @@ def make_modules() -> None:
         module = ModuleType(f"{PACKAGE}.{path}", f"`transformer_lens.{path}`: names of `{source}`.")
         module.__spec__ = ModuleSpec(module.__name__, None, is_package=True)
         module.__path__ = []  # it may have submodules of the table
-        found = vars(import_module(f"{PACKAGE}.{source}"))
-        wanted = names.split() or [name for name in found if not name.startswith("_")]
-        vars(module).update({name: found[name] for name in wanted if name in found})
+        attributes = vars(import_module(f"{PACKAGE}.{source}"))
+        exports = names.split() or [name for name in attributes if not name.startswith("_")]
+        vars(module).update({name: attributes[name] for name in exports if name in attributes})
         module.__getattr__ = refusing(f"transformer_lens.{path}")  # type: ignore[method-assign]
         sys.modules[module.__name__] = module
         parent, _, last = module.__name__.rpartition(".")

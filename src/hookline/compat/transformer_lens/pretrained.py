@@ -133,23 +133,23 @@ class Pretrained(LensWeights):
             if None in (checkpoint_label, checkpoint_value)
             else "it is checkpoint_value; pass one",
         )
-        wanted = _dtype_of(from_pretrained_kwargs.pop("torch_dtype", dtype))
+        load_dtype = _dtype_of(from_pretrained_kwargs.pop("torch_dtype", dtype))
         value = checkpoint_label if checkpoint_value is None else checkpoint_value
         options = {"first_n_layers": first_n_layers, **from_pretrained_kwargs}
         if hf_model is not None:
-            given = options | {"checkpoint_value": value, "checkpoint_index": checkpoint_index}
-            refuse(**{name: "hf_model is taken as it is" for name, each in given.items() if each is not None})
+            ignored = options | {"checkpoint_value": value, "checkpoint_index": checkpoint_index}
+            refuse(**{name: "hf_model is taken as it is" for name, option in ignored.items() if option is not None})
         checkpoint = find_checkpoint(model_name, value, checkpoint_index)
         where = None if not move_to_device or "device_map" in options else device or get_device()
-        if hf_model is None and (own := published_name(model_name)) is not None:
+        if hf_model is None and (hub_name := published_name(model_name)) is not None:
             text = (tokenizer, default_prepend_bos, default_padding_side)
-            model = cls._published(own, where, wanted, *text, checkpoint, **options)
+            model = cls._published(hub_name, where, load_dtype, *text, checkpoint, **options)
         else:
             if hf_model is not None:
-                module = _from_memory(hf_model, device if move_to_device else None, wanted)
+                module = _from_memory(hf_model, device if move_to_device else None, load_dtype)
             else:
-                module, found = _from_name(model_name, where, wanted, checkpoint=checkpoint, **options)
-                tokenizer = found if tokenizer is None else tokenizer
+                module, loaded_tokenizer = _from_name(model_name, where, load_dtype, checkpoint=checkpoint, **options)
+                tokenizer = loaded_tokenizer if tokenizer is None else tokenizer
             name = model_name.rpartition("/")[2]
             model = cls._of_module(module, name, tokenizer, default_prepend_bos, default_padding_side)
             warn_of_dropout(model)  # hf_model may be in training mode; TransformerLens has no dropout
@@ -198,8 +198,8 @@ class Pretrained(LensWeights):
     @classmethod
     def from_pretrained_no_processing(cls, model_name: str, *args: bool, **kwargs: Any) -> Self:
         """`from_pretrained` without weight processing, unless an option of `process_weights_` requests it."""
-        given = dict(zip(_PROCESSING, args, strict=False))
-        return cls.from_pretrained(model_name, **(dict.fromkeys(_PROCESSING, False) | given | kwargs))
+        processing = dict(zip(_PROCESSING, args, strict=False))
+        return cls.from_pretrained(model_name, **(dict.fromkeys(_PROCESSING, False) | processing | kwargs))
 
     def process_weights_(
         self,
@@ -305,10 +305,10 @@ def note_checkpoint(cfg: HookedTransformerConfig, checkpoint: Checkpoint | None)
 
 def _dtype_of(dtype: torch.dtype | str) -> torch.dtype:
     """A dtype by its name."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype):
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(torch_dtype, torch.dtype):
         raise HooklineError(f"dtype={dtype!r} is not a torch dtype: use float32, bfloat16, float16 or float64")
-    return found
+    return torch_dtype
 
 
 def refuse(**options: str | None) -> None:

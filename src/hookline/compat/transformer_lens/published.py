@@ -68,22 +68,22 @@ def load_published(
     from hookline.compat.transformer_lens.utils import download_file_from_hf
 
     with as_hookline_error(name):
-        found: dict[str, Any] = (
+        config: dict[str, Any] = (
             {"architecture": "old"} if "_old" in name else download_file_from_hf(name, "config.json")
         )
-    kind = found.get("architecture", "neel")
+    kind = config.get("architecture", "neel")
     is_known = kind in ("neel", "mingpt")
     if is_known and file is None:
-        file = next((each for each in published_files(name) if each.endswith("final.pth")), None)
+        file = next((path for path in published_files(name) if path.endswith("final.pth")), None)
     if not is_known or file is None:
         newer = "gelu-…, solu-… and attn-only-… are newer"
         raise HooklineError(f"{name} has an older format, which is not supported: {newer}")
     cfg = HookedTransformerConfig(
-        **{key: found[key] for key in _SAME},
-        tokenizer_name=found.get("tokenizer_name"),
-        final_rms=found.get("final_rms", False),
-        normalization_type=found["normalization"] if "normalization" in found else found["normalization_type"],
-        positional_embedding_type="shortformer" if found.get("shortformer_pos") else "standard",
+        **{key: config[key] for key in _SAME},
+        tokenizer_name=config.get("tokenizer_name"),
+        final_rms=config.get("final_rms", False),
+        normalization_type=config["normalization"] if "normalization" in config else config["normalization_type"],
+        positional_embedding_type="shortformer" if config.get("shortformer_pos") else "standard",
         original_architecture=kind,
         init_weights=False,
         dtype=dtype,
@@ -94,26 +94,28 @@ def load_published(
         state = from_mingpt(state, cfg)
     if n_layers is not None:
         cfg.n_layers = n_layers
-        kept = tuple(f"blocks.{layer}." for layer in range(n_layers))
-        state = {key: value for key, value in state.items() if not key.startswith("blocks.") or key.startswith(kept)}
+        prefixes = tuple(f"blocks.{layer}." for layer in range(n_layers))
+        state = {
+            key: value for key, value in state.items() if not key.startswith("blocks.") or key.startswith(prefixes)
+        }
     return cfg, {key: value.to(dtype) if value.is_floating_point() else value for key, value in state.items()}
 
 
 def from_mingpt(state: dict[str, Tensor], cfg: HookedTransformerConfig) -> dict[str, Tensor]:
     """Weights with minGPT's names, as those of `othello-gpt`, with TransformerLens's names and layout."""
-    found = {"embed.W_E": state["tok_emb.weight"], "pos_embed.W_pos": state["pos_emb"].squeeze(0)}
+    weights = {"embed.W_E": state["tok_emb.weight"], "pos_embed.W_pos": state["pos_emb"].squeeze(0)}
     for layer in range(cfg.n_layers):
         block, heads = f"blocks.{layer}", (cfg.n_heads, -1)
         for letter, name in (("Q", "query"), ("K", "key"), ("V", "value")):
-            found[f"{block}.attn.W_{letter}"] = state[f"{block}.attn.{name}.weight"].unflatten(0, heads).mT
-            found[f"{block}.attn.b_{letter}"] = state[f"{block}.attn.{name}.bias"].unflatten(0, heads)
-        found[f"{block}.attn.W_O"] = state[f"{block}.attn.proj.weight"].T.unflatten(0, heads)
-        found[f"{block}.attn.b_O"] = state[f"{block}.attn.proj.bias"]
+            weights[f"{block}.attn.W_{letter}"] = state[f"{block}.attn.{name}.weight"].unflatten(0, heads).mT
+            weights[f"{block}.attn.b_{letter}"] = state[f"{block}.attn.{name}.bias"].unflatten(0, heads)
+        weights[f"{block}.attn.W_O"] = state[f"{block}.attn.proj.weight"].T.unflatten(0, heads)
+        weights[f"{block}.attn.b_O"] = state[f"{block}.attn.proj.bias"]
         for index, side in ((0, "in"), (2, "out")):
-            found[f"{block}.mlp.W_{side}"] = state[f"{block}.mlp.{index}.weight"].T
-            found[f"{block}.mlp.b_{side}"] = state[f"{block}.mlp.{index}.bias"]
+            weights[f"{block}.mlp.W_{side}"] = state[f"{block}.mlp.{index}.weight"].T
+            weights[f"{block}.mlp.b_{side}"] = state[f"{block}.mlp.{index}.bias"]
     for name in ("ln_f", *(f"blocks.{layer}.{norm}" for layer in range(cfg.n_layers) for norm in ("ln1", "ln2"))):
         ours = name.replace("ln_f", "ln_final")
-        found |= {f"{ours}.w": state[f"{name}.weight"], f"{ours}.b": state[f"{name}.bias"]}
+        weights |= {f"{ours}.w": state[f"{name}.weight"], f"{ours}.b": state[f"{name}.bias"]}
     unembed = state["head.weight"]
-    return found | {"unembed.W_U": unembed.T, "unembed.b_U": unembed.new_zeros(len(unembed))}
+    return weights | {"unembed.W_U": unembed.T, "unembed.b_U": unembed.new_zeros(len(unembed))}

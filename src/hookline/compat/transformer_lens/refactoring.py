@@ -45,15 +45,15 @@ def refactor(model: HookedTransformer, swaps: Swaps) -> None:
 _NAMES = tuple(f"{kind}_{part}" for part in "QKVO" for kind in "Wb")
 
 
-def _factored(given: dict[str, Tensor]) -> dict[str, Tensor]:
+def _factored(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The new factors, at least in single precision: there is no SVD in half precision."""
-    own = {name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in given.items()}
-    with_biases = [torch.cat([own[f"W_{name}"], own[f"b_{name}"][:, None]], 1) for name in "QK"]
+    wide_weights = {name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in weights.items()}
+    with_biases = [torch.cat([wide_weights[f"W_{name}"], wide_weights[f"b_{name}"][:, None]], 1) for name in "QK"]
     even = FactoredMatrix(with_biases[0], with_biases[1].mT).make_even()
-    u, s, v = FactoredMatrix(own["W_V"], own["W_O"]).svd()
+    u, s, v = FactoredMatrix(wide_weights["W_V"], wide_weights["W_O"]).svd()
     new = {"W_Q": even.A[:, :-1], "b_Q": even.A[:, -1], "W_K": even.B.mT[:, :-1], "b_K": even.B.mT[:, -1]}
-    new |= {"W_V": u * s[:, None], "b_V": torch.zeros_like(own["b_V"]), "W_O": v.mT}
-    new["b_O"] = own["b_O"] + torch.einsum("he,hed->d", own["b_V"], own["W_O"])
+    new |= {"W_V": u * s[:, None], "b_V": torch.zeros_like(wide_weights["b_V"]), "W_O": v.mT}
+    new["b_O"] = wide_weights["b_O"] + torch.einsum("he,hed->d", wide_weights["b_V"], wide_weights["W_O"])
     return new
 
 

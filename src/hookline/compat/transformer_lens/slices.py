@@ -38,8 +38,8 @@ class Slice:
         elif isinstance(input_slice, int) and not isinstance(input_slice, bool):
             self.slice, self.mode = input_slice, "int"
         elif isinstance(input_slice, list | Tensor | np.ndarray):
-            given = input_slice.detach().cpu() if isinstance(input_slice, Tensor) else input_slice
-            self.slice, self.mode = np.asarray(given), "array"
+            indices = input_slice.detach().cpu() if isinstance(input_slice, Tensor) else input_slice
+            self.slice, self.mode = np.asarray(indices), "array"
         else:
             raise HooklineError(
                 f"a slice must be an index, a tuple (start, stop), a list of indices or None, not {input_slice!r}"
@@ -91,9 +91,9 @@ class Columns(Meaning):
         chosen = self.where.indices(len(span.positions))
         if any(later <= earlier for earlier, later in pairwise(chosen)):
             raise HooklineError(f"pos_slice must be strictly increasing, not {chosen.tolist()}")
-        found = torch.zeros(len(span.positions), dtype=torch.bool)
-        found[torch.as_tensor(chosen)] = True
-        return found.expand(span.rows, -1)
+        mask = torch.zeros(len(span.positions), dtype=torch.bool)
+        mask[torch.as_tensor(chosen)] = True
+        return mask.expand(span.rows, -1)
 
     def __repr__(self) -> str:
         return f"columns {self.where.slice}"

@@ -98,9 +98,9 @@ def is_library_available(name: str) -> bool:
 
 def get_rotary_pct_from_config(config: Any) -> float:
     """The share of each head that rotary positions rotate, from a config of transformers."""
-    own = getattr(config, "rotary_pct", None)
+    rotary_pct = getattr(config, "rotary_pct", None)
     parameters = getattr(config, "rope_parameters", None) or {}
-    return own if own is not None else parameters.get("partial_rotary_factor", 1.0)
+    return rotary_pct if rotary_pct is not None else parameters.get("partial_rotary_factor", 1.0)
 
 
 def get_matrix_corner(tensor: Any, n: int = 3) -> Tensor:

@@ -40,12 +40,12 @@ def install() -> Callable[[], None]:
     these libraries import from other packages, and that are gone there (`REMOVED`, `MOVED`), are put back.
     """
     check_transformers()
-    there = sys.modules.get(NAME)
+    imported_package = sys.modules.get(NAME)
     package = importlib.import_module(PACKAGE)
-    if there is not None and there is not package and not _is_shim(there):
+    if imported_package is not None and imported_package is not package and not _is_shim(imported_package):
         raise HooklineError(
-            f"transformer_lens is already imported, from {getattr(there, '__file__', None)}: call install() before "
-            f"anything imports it, or start the program with python -m {PACKAGE}"
+            f"transformer_lens is already imported, from {getattr(imported_package, '__file__', None)}: call install() "
+            f"before anything imports it, or start the program with python -m {PACKAGE}"
         )
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

@@ -24,8 +24,10 @@ def _sweep(points: str, over: str) -> Sweep:
         patching_metric: Callable[..., Any],
         **options: Any,
     ) -> Result:
-        wanted = points.split() if " " in points else points
-        return sweep(model, clean_cache, corrupted_tokens, patching_metric, points=wanted, over=over.split(), **options)
+        point_names = points.split() if " " in points else points
+        return sweep(
+            model, clean_cache, corrupted_tokens, patching_metric, points=point_names, over=over.split(), **options
+        )
 
     patch.__doc__ = f"Patch clean {points.replace(' ', ', ')} into the corrupted run, over {over.replace(' ', ', ')}."
     return patch

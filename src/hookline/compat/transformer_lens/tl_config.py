@@ -159,10 +159,10 @@ class HookedTransformerConfig:
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any]) -> HookedTransformerConfig:
         """Create a config from a dictionary of its fields."""
-        known = [field.name for field in fields(cls)]
+        field_names = [field.name for field in fields(cls)]
         for name in config_dict:
-            if name not in known:
-                near = ", ".join(get_close_matches(name, known, n=3)) or "those of TransformerLens 3.5"
+            if name not in field_names:
+                near = ", ".join(get_close_matches(name, field_names, n=3)) or "those of TransformerLens 3.5"
                 raise HooklineError(f"HookedTransformerConfig has no field {name!r}; it has {near}")
         return cls(**config_dict)
 
@@ -258,8 +258,8 @@ _OWN_ARITHMETIC = ("Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "
 
 
 def _by_parts(cfg: HookedTransformerConfig) -> list[float]:
-    slowed, kept = cfg.NTK_by_parts_low_freq_factor, cfg.NTK_by_parts_high_freq_factor
-    return [float(each) for each in (cfg.NTK_by_parts_factor, slowed, kept, cfg.NTK_original_ctx_len)]
+    slowed, unchanged = cfg.NTK_by_parts_low_freq_factor, cfg.NTK_by_parts_high_freq_factor
+    return [float(value) for value in (cfg.NTK_by_parts_factor, slowed, unchanged, cfg.NTK_original_ctx_len)]
 
 
 def _attn_types(cfg: HookedTransformerConfig) -> list[str]:

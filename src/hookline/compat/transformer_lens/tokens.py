@@ -55,8 +55,8 @@ def get_tokens_with_bos_removed(tokenizer: Any, tokens: Int[Tensor, "batch pos"]
         return tokens[..., 1:]
     rows = tokens.reshape(-1, tokens.shape[-1])
     first = (get_attention_mask(tokenizer, rows, prepend_bos=True, side="left") != 0).long().argmax(1)
-    kept = torch.arange(rows.shape[1], device=tokens.device) != first[:, None]
-    return rows[kept].reshape(*tokens.shape[:-1], -1)
+    mask = torch.arange(rows.shape[1], device=tokens.device) != first[:, None]
+    return rows[mask].reshape(*tokens.shape[:-1], -1)
 
 
 def get_input_with_manually_prepended_bos(bos_token: str, input: str | list[str]) -> str | list[str]:
@@ -81,12 +81,12 @@ class LensText(Text):
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
         """Token ids and their mask. Text longer than the context is truncated with a warning."""
         texts = [text] if isinstance(text, str) else list(text)
-        if not texts or not all(isinstance(each, str) for each in texts):
+        if not texts or not all(isinstance(prompt, str) for prompt in texts):
             raise HooklineError(f"a prompt must be a string, or a list of strings, not {text!r}")
         side: Side = padding_side or self._needed().padding_side
         if side not in ("left", "right"):
             raise HooklineError(f'padding_side must be "left" or "right", not {side!r}')
-        rows = [self.ids(each, prepend_bos) for each in texts]
+        rows = [self.ids(prompt, prepend_bos) for prompt in texts]
         rows = [self._cut(row) for row in rows] if truncate else rows
         return self.padded(rows, side)
 
@@ -148,9 +148,9 @@ class LensTokens:
     ) -> Any:
         """The tokens of a prompt as text; one list per prompt."""
         if not isinstance(input, str | Tensor | np.ndarray):
-            return [self.to_str_tokens(each, prepend_bos, padding_side) for each in input]
-        given: Any = self.to_tokens(input, prepend_bos, padding_side)[0] if isinstance(input, str) else input
-        ids = torch.as_tensor(given).squeeze()
+            return [self.to_str_tokens(prompt, prepend_bos, padding_side) for prompt in input]
+        tokens: Any = self.to_tokens(input, prepend_bos, padding_side)[0] if isinstance(input, str) else input
+        ids = torch.as_tensor(tokens).squeeze()
         if ids.ndim > 1:
             raise LensAssertionError(f"to_str_tokens takes one row of tokens, not a tensor of shape {list(ids.shape)}")
         return [self._text.decode([token]) for token in ids.reshape(-1).tolist()]
@@ -180,8 +180,8 @@ class LensTokens:
         ids = self.to_tokens(input, prepend_bos, padding_side) if isinstance(input, str) else input
         if ids.ndim == 2 and len(ids) != 1:
             raise LensAssertionError(f"the prompt must be one row of tokens, not a tensor of shape {list(ids.shape)}")
-        wanted = self.to_single_token(single_token) if isinstance(single_token, str) else int(single_token)
-        places = (ids.reshape(-1) == wanted).nonzero().flatten().tolist()
+        token_id = self.to_single_token(single_token) if isinstance(single_token, str) else int(single_token)
+        places = (ids.reshape(-1) == token_id).nonzero().flatten().tolist()
         if not places:
             raise LensAssertionError(f"the token {single_token!r} is not in the prompt {self.to_str_tokens(ids)}")
         return places[0 if mode == "first" else -1]

@@ -23,17 +23,19 @@ def with_toy_points(root: nn.Module, anatomy: Anatomy, specs: dict[str, PointSpe
     """The points of a model, and those of a toy model beside them, in the order in which they fire."""
     if not hasattr(root, "qk_pos_embed"):
         return specs
-    found: dict[str, PointSpec] = {}
+    point_specs: dict[str, PointSpec] = {}
     for name, spec in specs.items():
-        found[name] = spec
+        point_specs[name] = spec
         if name.endswith(".mlp.hook_pre"):
             layer = name.removesuffix(".mlp.hook_pre")
             of_layer = _in_mlp(anatomy.blocks[int(layer.rpartition(".")[2])].mlp)
-            found |= {f"{layer}.{each.name}": replace(each, name=f"{layer}.{each.name}") for each in of_layer}
+            point_specs |= {
+                f"{layer}.{toy_spec.name}": replace(toy_spec, name=f"{layer}.{toy_spec.name}") for toy_spec in of_layer
+            }
     if root.qk_pos_embed is not None:
         site = position_site(root.qk_pos_embed, output_of(anatomy.main.embed))  # type: ignore[arg-type]
-        found["hook_pos_embed"] = replace(specs["hook_pos_embed"], site=site)
-    return found
+        point_specs["hook_pos_embed"] = replace(specs["hook_pos_embed"], site=site)
+    return point_specs
 
 
 def _in_mlp(mlp: Any) -> Iterator[PointSpec]:

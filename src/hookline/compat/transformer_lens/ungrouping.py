@@ -42,7 +42,7 @@ class Ungrouped:
         modules = [child(attn, roles.KEY), child(attn, roles.VALUE)]
         if heads == groups:
             return
-        if not all(type(each) is nn.Linear for each in modules) or not hasattr(attn, "num_key_value_groups"):
+        if not all(type(module) is nn.Linear for module in modules) or not hasattr(attn, "num_key_value_groups"):
             raise HooklineError(
                 f"{type(attn).__name__} has no separate linear maps to keys and values: to change one head, hook its "
                 f"row of hook_attn_scores, hook_pattern or hook_z"
@@ -50,8 +50,12 @@ class Ungrouped:
         self._set(attn, "num_key_value_groups", 1)
         for module in modules:
             assert isinstance(module, nn.Linear)  # as checked
-            for name, own in [(name, own) for name, own in module._parameters.items() if own is not None]:
-                repeated = own.detach().unflatten(0, (groups, -1)).repeat_interleave(heads // groups, 0).flatten(0, 1)
+            for name, parameter in [
+                (name, parameter) for name, parameter in module._parameters.items() if parameter is not None
+            ]:
+                repeated = (
+                    parameter.detach().unflatten(0, (groups, -1)).repeat_interleave(heads // groups, 0).flatten(0, 1)
+                )
                 self._swaps.put(module, name, repeated)
                 self._copies.append((module._parameters[name], repeated))  # type: ignore[arg-type]
             self._set(module, "out_features", module.out_features * heads // groups)

@@ -219,17 +219,17 @@ OFFICIAL_MODEL_NAMES: list[str] = list(dict.fromkeys(IRREGULAR.values()))
 @contextmanager
 def LocallyOverridenDefaults(model: HookedTransformer, **overrides: Any) -> Iterator[None]:  # noqa: N802
     """Override the defaults of `prepend_bos` and `padding_side` inside a context."""
-    given = {name: value for name, value in overrides.items() if value is not None}
+    new_defaults = {name: value for name, value in overrides.items() if value is not None}
     allowed = {"prepend_bos": (True, False), "padding_side": ("left", "right")}
-    if unknown := set(given) - set(allowed):
+    if unknown := set(new_defaults) - set(allowed):
         raise HooklineError(f"{sorted(unknown)} have no default; only prepend_bos and padding_side do")
-    if any(value not in allowed[name] for name, value in given.items()):
+    if any(value not in allowed[name] for name, value in new_defaults.items()):
         raise HooklineError(f'prepend_bos must be True or False, and padding_side "left" or "right", not {overrides}')
-    if "padding_side" in given and model.tokenizer is None:
+    if "padding_side" in new_defaults and model.tokenizer is None:
         raise HooklineError("padding_side needs a tokenizer, and this model has none")
     owners = {"prepend_bos": (model.cfg, "default_prepend_bos"), "padding_side": (model.tokenizer, "padding_side")}
-    before = {name: getattr(*owners[name]) for name in given}
-    for name, value in given.items():
+    before = {name: getattr(*owners[name]) for name in new_defaults}
+    for name, value in new_defaults.items():
         setattr(*owners[name], value)
     try:
         yield
@@ -352,9 +352,9 @@ def test_prompt(
     if not answers or not all(answers):
         raise HooklineError(f"an answer must be a nonempty text, or a list of such texts, not {answer!r}")
     if prepend_space_to_answer:
-        answers = [each if each.startswith(" ") else f" {each}" for each in answers]
+        answers = [answer_text if answer_text.startswith(" ") else f" {answer_text}" for answer_text in answers]
     start = model.to_tokens(prompt, prepend_bos=prepend_bos)[0]
-    rows = [model.to_tokens(each, prepend_bos=False)[0] for each in answers]
+    rows = [model.to_tokens(answer_text, prepend_bos=False)[0] for answer_text in answers]
     rows = rows if len(rows) == 1 else [row[:1] for row in rows]
     labels = [model.to_str_tokens(row) for row in rows]
     if print_details:
@@ -363,24 +363,29 @@ def test_prompt(
     logits = model(torch.cat([start, rows[0]])[None])[0, len(start) - 1 : -1]
     ranks = []
     for step, at in enumerate(logits):
-        wanted = [int(row[step]) for row in rows]
+        answer_tokens = [int(row[step]) for row in rows]
         names = [label[step] for label in labels]
         order = at.argsort(descending=True).tolist()
-        ranks.append([(name, order.index(token)) for name, token in zip(names, wanted, strict=True)])
+        ranks.append([(name, order.index(token)) for name, token in zip(names, answer_tokens, strict=True)])
         if print_details:
-            _print_step(model, at, order, ranks[-1], wanted, top_k)
-    print("Ranks of the answer tokens:", [each[0] for each in ranks] if len(rows) == 1 else ranks)
+            _print_step(model, at, order, ranks[-1], answer_tokens, top_k)
+    print("Ranks of the answer tokens:", [step_ranks[0] for step_ranks in ranks] if len(rows) == 1 else ranks)
 
 
 test_prompt.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
 
 
 def _print_step(
-    model: HookedTransformer, at: Tensor, order: list[int], ranks: list[tuple[str, int]], wanted: list[int], top_k: int
+    model: HookedTransformer,
+    at: Tensor,
+    order: list[int],
+    ranks: list[tuple[str, int]],
+    answer_tokens: list[int],
+    top_k: int,
 ) -> None:
     probs = at.softmax(-1)
-    print(f"Performance on answer token{'s' if len(wanted) > 1 else ''}:")
-    for (name, rank), token in zip(ranks, wanted, strict=True):
+    print(f"Performance on answer token{'s' if len(answer_tokens) > 1 else ''}:")
+    for (name, rank), token in zip(ranks, answer_tokens, strict=True):
         print(f"Rank: {rank: <8} Logit: {at[token]:5.2f} Prob: {probs[token]:6.2%} Token: |{name}|")
     for place, token in enumerate(order[:top_k]):
         print(

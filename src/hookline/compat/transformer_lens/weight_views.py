@@ -52,13 +52,13 @@ class WeightView(Tensor):
     @property
     def grad(self) -> Tensor | None:
         """The gradient of the parameter, in the layout of this view."""
-        own = self.parameter.grad
-        if own is None or not self._is_of_model:
+        gradient = self.parameter.grad
+        if gradient is None or not self._is_of_model:
             return None
-        if own.stride() != self.parameter.stride():
-            own = torch.empty_like(self.parameter).copy_(own)
-        start = int(self.storage_offset()) - int(self.parameter.storage_offset()) + int(own.storage_offset())
-        return own.detach().as_strided(self.size(), self.stride(), start)
+        if gradient.stride() != self.parameter.stride():
+            gradient = torch.empty_like(self.parameter).copy_(gradient)
+        start = int(self.storage_offset()) - int(self.parameter.storage_offset()) + int(gradient.storage_offset())
+        return gradient.detach().as_strided(self.size(), self.stride(), start)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
@@ -85,8 +85,8 @@ class WeightView(Tensor):
 
     def _check_whole(self, name: str) -> None:
         if self.numel() != self.parameter.numel():
-            own = f"a parameter of {self.parameter.numel()} values, which has other weights too"
-            raise HooklineError(f"{self.path} is a part of {own}: set {name} of the parameter, in model.module")
+            whole = f"a parameter of {self.parameter.numel()} values, which has other weights too"
+            raise HooklineError(f"{self.path} is a part of {whole}: set {name} of the parameter, in model.module")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A plain tensor when saved or copied."""
@@ -101,11 +101,11 @@ _followers: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """By parameter: views of it, with the path of the weight that each is, as long as somebody has them."""
 
 
-def weight_view(own: Tensor, parameter: Tensor, path: str) -> Tensor:
-    """The view `own` of a parameter, with its gradient; the parameter itself, if the layout is the same."""
-    if own is parameter:
-        return own
-    view = own.as_subclass(WeightView)
+def weight_view(weight: Tensor, parameter: Tensor, path: str) -> Tensor:
+    """The view `weight` of a parameter, with its gradient; the parameter itself, if the layout is the same."""
+    if weight is parameter:
+        return weight
+    view = weight.as_subclass(WeightView)
     view.parameter, view.path = parameter, path
     return following(view, parameter, path)
 

@@ -42,8 +42,8 @@ class LensMatrices(Weights):
         """A weight of all layers, with keys and values repeated for each head; None for the gate of an ungated MLP."""
         if name == "W_gate" and not self._model.cfg.gated_mlp:
             return None
-        found = super()._stacked(name)
-        return self._for_each_head(found) if name in ("W_K", "W_V", "b_K", "b_V") else found
+        stacked = super()._stacked(name)
+        return self._for_each_head(stacked) if name in ("W_K", "W_V", "b_K", "b_V") else stacked
 
     def tokens_to_residual_directions(
         self, tokens: str | int | Sequence[str] | Sequence[int] | Tensor
@@ -84,26 +84,26 @@ class LensWeights(LensMoves, LensModule):
         all weights have their own names, by which torch loads them.
         """
         if kwargs.get("destination") is not None:
-            found = self.module.state_dict(*args, **kwargs)
-            for name, each in self._other_state().items():
-                found[f"{kwargs.get('prefix', '')}{name}"] = each if kwargs.get("keep_vars") else each.detach()
-            return found
+            state = self.module.state_dict(*args, **kwargs)
+            for name, tensor in self._other_state().items():
+                state[f"{kwargs.get('prefix', '')}{name}"] = tensor if kwargs.get("keep_vars") else tensor.detach()
+            return state
         if args or kwargs:
             raise HooklineError("state_dict takes no arguments here: use model.module.state_dict(…)")
-        found = {name: entry.snapshot(name) for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
-        found |= entries.redundant_buffers(found, self._device)
-        return found | {name: each.detach() for name, each in self._other_state().items()}
+        state = {name: entry.snapshot(name) for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
+        state |= entries.redundant_buffers(state, self._device)
+        return state | {name: tensor.detach() for name, tensor in self._other_state().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
         """Load weights with TransformerLens's names."""
         if assign:
             raise HooklineError("assign=True is not supported for views of weights: omit it")
         others = self._other_state()
-        given = {name: value for name, value in state_dict.items() if name not in others}
+        model_state = {name: value for name, value in state_dict.items() if name not in others}
         absent = [name for name in others if name not in state_dict]
         if strict and absent:
             raise HooklineError(f"weights of attached modules are missing: {absent}")
-        missing, unexpected = entries.load(self, given, strict=strict)  # type: ignore[arg-type]
+        missing, unexpected = entries.load(self, model_state, strict=strict)  # type: ignore[arg-type]
         with torch.no_grad():
             for name in set(others) & set(state_dict):
                 others[name].copy_(state_dict[name])
@@ -115,9 +115,9 @@ class LensWeights(LensMoves, LensModule):
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's own parameters, under TransformerLens's names where the layout is the same."""
         start = f"{prefix}." if prefix else ""
-        own = entries.named_parameters(self, remove_duplicate) if recurse else ()  # type: ignore[arg-type]
+        model_parameters = entries.named_parameters(self, remove_duplicate) if recurse else ()  # type: ignore[arg-type]
         others = self._other_parameters() if recurse else self._own_parameters()
-        yield from ((start + name, parameter) for name, parameter in (*own, *others.items()))
+        yield from ((start + name, parameter) for name, parameter in (*model_parameters, *others.items()))
 
     def _move(self, *args: Any, **kwargs: Any) -> None:
         super()._move(*args, **kwargs)

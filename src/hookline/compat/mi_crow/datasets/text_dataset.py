@@ -119,7 +119,7 @@ class TextDataset:
                 raise IndexError(f"row {index} is out of range: there are {len(self)} rows")
             return self._ds[index % len(self)][self.text_field]
         chosen = range(len(self))[index] if isinstance(index, slice) else index
-        return [self[each] for each in chosen]
+        return [self[row] for row in chosen]
 
     def __iter__(self) -> Iterator[str]:
         return (row[self.text_field] for row in self._ds)
@@ -131,8 +131,8 @@ class TextDataset:
         if batch_size < 1:
             raise WrongArgumentError(f"batch_size must be a positive integer, not {batch_size!r}")
         texts = iter(self)
-        while some := list(islice(texts, batch_size)):
-            yield some
+        while batch := list(islice(texts, batch_size)):
+            yield batch
 
     def extract_texts_from_batch(self, batch: list[str]) -> list[str]:
         """The texts of a batch: the batch itself."""

@@ -62,11 +62,11 @@ class LanguageModelActivations:
         signatures = layer_signature if isinstance(layer_signature, list) else [layer_signature]
         if not signatures or None in signatures:
             raise WrongArgumentError("layer_signature must be a layer, or a list of layers, to save activations of")
-        points = [lm.layers.resolved(each) for each in signatures]
+        points = [lm.layers.resolved(signature) for signature in signatures]
         options: dict[str, Any] = {"batch_size": batch_size, "column": column, "dtype": dtype, "max_tokens": max_length}
         harvest(lm.hooked, dataset, points, store.run_path(name) / "activations", progress=verbose, **options)
         options |= {"dtype": None if dtype is None else str(dtype), "save_attention_mask": save_attention_mask}
-        layers, names = [str(each) for each in signatures], [lm.hooked.point(each).name for each in points]
+        layers, names = [str(signature) for signature in signatures], [lm.hooked.point(point).name for point in points]
         about = {"run_name": name, "model": lm.model_id, "layer_signatures": layers, "points": names}
         store.put_run_metadata(name, about | {"options": options})
         return name

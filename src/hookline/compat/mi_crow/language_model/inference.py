@@ -80,12 +80,12 @@ class InferenceEngine:
         if clear_detectors_before:
             self.lm.clear_detectors()
         batches = tqdm(_batches(texts, batch_size), disable=not verbose)
-        found = [self._saving(batch, run_name, i, save_in_batches, options) for i, batch in enumerate(batches)]
+        results = [self._saving(batch, run_name, i, save_in_batches, options) for i, batch in enumerate(batches)]
         if run_name is not None:
             self._describe(run_name, batch_size or len(texts), options)
-        if len(found) == 1:
-            return found[0]
-        return [output for output, _ in found], [encodings for _, encodings in found]
+        if len(results) == 1:
+            return results[0]
+        return [output for output, _ in results], [encodings for _, encodings in results]
 
     def infer_dataset(
         self,
@@ -115,10 +115,10 @@ class InferenceEngine:
         self, texts: Sequence[str], run_name: str | None, number: int, in_batches: bool, options: dict[str, Any]
     ) -> tuple[Any, dict[str, Tensor]]:
         """Run a batch, and save what detectors recorded if the run has a name."""
-        found = self.execute_inference(texts, **options)
+        result = self.execute_inference(texts, **options)
         if run_name is not None:
             self.lm.save_detector_metadata(run_name, number, unified=not in_batches)
-        return found
+        return result
 
     def _describe(self, run_name: str, batch_size: int, options: dict[str, Any]) -> None:
         about = {"batch_size": batch_size, "max_length": (options.get("tok_kwargs") or {}).get("max_length")}
@@ -152,9 +152,13 @@ class InferenceEngine:
         raise HooklineError(f"the forward pass never reached {layer!r}")
 
     @contextmanager
-    def _controllers(self, wanted: bool) -> Iterator[None]:
+    def _controllers(self, with_controllers: bool) -> Iterator[None]:
         """A context in which controllers are disabled, unless they are wanted."""
-        off = [] if wanted else [each for each in self.lm.layers.get_controllers() if each.is_enabled()]
+        off = (
+            []
+            if with_controllers
+            else [controller for controller in self.lm.layers.get_controllers() if controller.is_enabled()]
+        )
         for controller in off:
             controller.disable()
         try:

@@ -150,13 +150,13 @@ class LanguageModel:
 
         With `unified` it becomes the next batch of the run, and `batch_idx` is ignored.
         """
-        store, kept = self.needed_store(), self.get_all_detector_metadata()
+        store, metadata = self.needed_store(), self.get_all_detector_metadata()
         if unified:
-            saved = store.put_run_detector_metadata(run_name, *kept)
+            saved = store.put_run_detector_metadata(run_name, *metadata)
         elif batch_idx is None:
             raise WrongArgumentError("pass the number of the batch, as batch_idx=0, or unified=True for the next one")
         else:
-            saved = store.put_detector_metadata(run_name, batch_idx, *kept)
+            saved = store.put_detector_metadata(run_name, batch_idx, *metadata)
         if clear_after_save:
             self.clear_detectors()
         return saved

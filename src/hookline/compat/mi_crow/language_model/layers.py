@@ -74,7 +74,9 @@ class LanguageModelLayers(Registry):
         if layer_signature not in self.name_to_layer:
             return self._known(layer_signature)
         module, root = self.name_to_layer[layer_signature], self._model._points.root
-        paths = [path for name, path, each in self._flattened() if name == layer_signature or each is module]
+        paths = [
+            path for name, path, layer_module in self._flattened() if name == layer_signature or layer_module is module
+        ]
         return "output" if module is root else next(iter(paths), layer_signature)
 
     def _known(self, name: str | int) -> str | int:

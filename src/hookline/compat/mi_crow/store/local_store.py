@@ -73,10 +73,10 @@ class LocalStore:
         path = self._file(key)
         if not os.path.isfile(path):
             raise StoreError(f"no tensor was found for {key!r}: the file {path} does not exist")
-        found, _ = read_tensors(path, "tensor", called="a tensor", writer=None)
-        if list(found) != ["tensor"]:
-            raise StoreError(f"{path} has the tensors {', '.join(found)}, not one called 'tensor'")
-        return found["tensor"]
+        tensors, _ = read_tensors(path, "tensor", called="a tensor", writer=None)
+        if list(tensors) != ["tensor"]:
+            raise StoreError(f"{path} has the tensors {', '.join(tensors)}, not one called 'tensor'")
+        return tensors["tensor"]
 
     def _file(self, key: str) -> Path:
         parts = key.split("/") if isinstance(key, str) else []
@@ -96,10 +96,10 @@ class LocalStore:
     def get_run_metadata(self, run_id: str) -> dict[str, Any]:
         """The metadata of a run; empty if none was written."""
         path = self.run_path(run_id) / "meta.json"
-        found = read_json(path) if os.path.exists(path) else {}
-        if not isinstance(found, dict):
-            raise StoreError(f"{path} should contain the metadata of a run, but contains {found!r:.60}")
-        return found
+        metadata = read_json(path) if os.path.exists(path) else {}
+        if not isinstance(metadata, dict):
+            raise StoreError(f"{path} should contain the metadata of a run, but contains {metadata!r:.60}")
+        return metadata
 
     def put_detector_metadata(
         self, run_id: str, batch_index: int, metadata: dict[str, Any], tensor_metadata: TensorMetadata
@@ -138,8 +138,10 @@ class LocalStore:
         """One tensor of one layer."""
         _, tensors = self.get_detector_metadata(run_id, batch_index)
         if key not in tensors.get(layer, {}):
-            known = [f"{each} {name}" for each, some in tensors.items() for name in some]
-            raise StoreError(f"batch {batch_index} of run {run_id!r} has no {key!r} of {layer!r}; it has {known}")
+            available = [
+                f"{layer_name} {name}" for layer_name, layer_tensors in tensors.items() for name in layer_tensors
+            ]
+            raise StoreError(f"batch {batch_index} of run {run_id!r} has no {key!r} of {layer!r}; it has {available}")
         return tensors[layer][key]
 
     def list_run_batches(self, run_id: str) -> list[int]:
@@ -153,13 +155,17 @@ class LocalStore:
         _, tensors = self.get_detector_metadata(run_id, batch_index)
         if _PLAIN in tensors:
             return tensors[_PLAIN]
-        layers = {layer: some["activations"] for layer, some in tensors.items() if "activations" in some}
+        layers = {
+            layer: layer_tensors["activations"]
+            for layer, layer_tensors in tensors.items()
+            if "activations" in layer_tensors
+        }
         one = len(layers) == 1
         return {"activations" if one else f"activations_{layer}": value for layer, value in layers.items()}
 
     def put_run_batch(self, run_id: str, batch_index: int, tensors: dict[str, Tensor] | list[Tensor]) -> str:
         """Write tensors as a batch of a run; a list gets the names item_0, item_1, …"""
-        named = tensors if isinstance(tensors, dict) else {f"item_{i}": each for i, each in enumerate(tensors)}
+        named = tensors if isinstance(tensors, dict) else {f"item_{i}": tensor for i, tensor in enumerate(tensors)}
         return self.put_detector_metadata(run_id, batch_index, {}, {_PLAIN: named})
 
     def iter_run_batches(self, run_id: str) -> Iterator[dict[str, Tensor]]:
@@ -200,7 +206,7 @@ class LocalStore:
 
 def _folders_in(folder: Path) -> list[str]:
     try:
-        return [each.name for each in folder.iterdir() if each.is_dir()]
+        return [path.name for path in folder.iterdir() if path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -23,14 +23,14 @@ class SavedBatches:
     def tensors(self, index: int) -> dict[str, dict[str, Tensor]]:
         """The activations of a batch by layer, [batch, pos, …], padded with 0 on the right; and the mask if saved."""
         first = index * self._size
-        rows = [self._store.example(each) for each in range(first, min(first + self._size, self._store.examples))]
+        rows = [self._store.example(example) for example in range(first, min(first + self._size, self._store.examples))]
         mask = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.bool)
-        for row, some in enumerate(rows):
-            mask[row, : len(some)] = True
-        found = {}
+        for row, example_rows in enumerate(rows):
+            mask[row, : len(example_rows)] = True
+        tensors = {}
         for signature, point in self.points.items():
-            values = torch.cat([some[point] for some in rows])
+            values = torch.cat([example_rows[point] for example_rows in rows])
             padded = values.new_zeros(*mask.shape, *values.shape[1:])
             padded[mask] = values
-            found[signature] = {"activations": padded}
-        return found | ({"attention_masks": {"attention_mask": mask.long()}} if self._has_mask else {})
+            tensors[signature] = {"activations": padded}
+        return tensors | ({"attention_masks": {"attention_mask": mask.long()}} if self._has_mask else {})

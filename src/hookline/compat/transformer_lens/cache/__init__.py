@@ -113,11 +113,11 @@ class ActivationCache(ModelCache):
         """The output of each neuron of a layer, or its product with a vector or matrix; an index removes the axis."""
         neurons, onto = Slice.of(neuron_slice), project_output_onto
         if onto is None:
-            found = super().get_neuron_results(layer, neurons.index, pos_slice)
+            results = super().get_neuron_results(layer, neurons.index, pos_slice)
         else:
-            found = self._projected(layer, neurons.index, pos_slice, onto if onto.ndim == 2 else onto[:, None])
-        found = found[..., 0, :] if neurons.mode == "int" else found
-        return found.squeeze(-1) if onto is not None and onto.ndim == 1 else found
+            results = self._projected(layer, neurons.index, pos_slice, onto if onto.ndim == 2 else onto[:, None])
+        results = results[..., 0, :] if neurons.mode == "int" else results
+        return results.squeeze(-1) if onto is not None and onto.ndim == 1 else results
 
     def _projected(self, layer: int, chosen: Any, where: AnySlice, onto: Tensor) -> Tensor:
         """The products of neurons' outputs with a matrix, without the outputs themselves, [..., neuron, d_model]."""
@@ -143,9 +143,12 @@ class ActivationCache(ModelCache):
         if norm is not None and norm.subtracts_mean:  # from the outputs, or just as well from what multiplies them
             matrix = matrix - matrix.mean(0)
         parts: dict[str, Tensor] = {}
-        for each in (each for each in range(last) if self._has(each, "hook_mlp_out")):
-            found = self._projected(each, chosen, pos_slice, matrix).unbind(-2)
-            parts |= {f"L{each}N{n}": x for n, x in zip(self._neuron_ids(each, chosen), found, strict=True)}
+        for layer_index in (layer_index for layer_index in range(last) if self._has(layer_index, "hook_mlp_out")):
+            contributions = self._projected(layer_index, chosen, pos_slice, matrix).unbind(-2)
+            parts |= {
+                f"L{layer_index}N{n}": x
+                for n, x in zip(self._neuron_ids(layer_index, chosen), contributions, strict=True)
+            }
         if incl_remainder:
             parts["remainder"] = self._at(self._stream(last), pos_slice) @ matrix - total([*parts.values()])
         stack, labels = self._given(parts, last, apply_ln=False, mlp_input=False, where=pos_slice, labels=True)
@@ -156,11 +159,11 @@ class ActivationCache(ModelCache):
     def _prepared(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options with slices as `ModelCache` takes them, and the rows of the stack that `batch_slice` takes."""
         answers = [options.get(name) for name in ("tokens", "incorrect_tokens")]
-        shapes = [list(each.shape) for each in answers if isinstance(each, Tensor)]
+        shapes = [list(answer.shape) for answer in answers if isinstance(answer, Tensor)]
         if len(shapes) == 2 and shapes[0] != shapes[1]:
             raise LensValueError(f"tokens has the shape {shapes[0]}, but incorrect_tokens {shapes[1]}")
         slices = {name: Slice.of(options[name]) for name in ("neuron_slice", "batch_slice") if name in options}
-        options |= {name: each.index for name, each in slices.items()}
+        options |= {name: chosen_slice.index for name, chosen_slice in slices.items()}
         if options.get("batch_slice") is None or not options.pop("has_batch_dim", True) or not self.has_batch_dim:
             return options
         stack: Tensor = options["residual_stack"]
@@ -175,22 +178,25 @@ class ActivationCache(ModelCache):
 
 def _in_order(name: str, order: str) -> Callable[..., Any]:
     """A method of `ModelCache` that also takes positional arguments, in this order."""
-    own = getattr(ModelCache, name)
+    base_method = getattr(ModelCache, name)
     parameters = {"project_output_onto": Parameter("project_output_onto", Parameter.KEYWORD_ONLY, default=None)}
-    parameters |= signature(own).parameters
+    parameters |= signature(base_method).parameters
     arguments = Signature(
-        [parameters[each].replace(kind=Parameter.POSITIONAL_OR_KEYWORD) for each in ("self", *order.split())]
+        [
+            parameters[parameter_name].replace(kind=Parameter.POSITIONAL_OR_KEYWORD)
+            for parameter_name in ("self", *order.split())
+        ]
     )
 
     def method(*args: Any, **kwargs: Any) -> Any:
         options = arguments.bind(*args, **kwargs).arguments
         cache, onto = options.pop("self"), options.pop("project_output_onto", None)
-        found = own(cache, **cache._prepared(options))
+        result = base_method(cache, **cache._prepared(options))
         if onto is None:
-            return found
-        return (found[0] @ onto, found[1]) if isinstance(found, tuple) else found @ onto
+            return result
+        return (result[0] @ onto, result[1]) if isinstance(result, tuple) else result @ onto
 
-    method.__name__, method.__doc__ = name, own.__doc__
+    method.__name__, method.__doc__ = name, base_method.__doc__
     method.__signature__ = arguments  # type: ignore[attr-defined]
     return method
 

@@ -42,8 +42,8 @@ class Part(Delegate):
         if name.startswith("__"):
             raise AttributeError(name)
         attached = self._model._attached
-        if (found := attached.get(f"{self._path}.{name}")) is not None:
-            return found
+        if (module := attached.get(f"{self._path}.{name}")) is not None:
+            return module
         if name.startswith("hook_"):
             return follow(self._model._points, f"{self._path}.{name}")
         if name[:2] in ("W_", "b_", "_W", "_b") or name in ("w", "b"):
@@ -122,9 +122,9 @@ class Embed(Part):
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The embeddings of these tokens, as they enter the stream."""
         stack = self._model._anatomy.main
-        found = super().forward(tokens)
-        found = found if stack.embed_norm is None else stack.embed_norm(found)
-        return found * stack.architecture.embedding_factor
+        embeddings = super().forward(tokens)
+        embeddings = embeddings if stack.embed_norm is None else stack.embed_norm(embeddings)
+        return embeddings * stack.architecture.embedding_factor
 
 
 class PosEmbed(Part):
@@ -176,10 +176,10 @@ class AbstractAttention(Part):
     def _weight(self, name: str) -> Tensor:
         if find_entry(self._model, f"{self._path}._{name}") is None:
             return super()._weight(name)
-        own = super()._weight(f"_{name}")
+        group_weight = super()._weight(f"_{name}")
         why = f"heads share {name}, which is repeated for each here; write into {self._short}._{name}, the groups' own"
-        repeated = plain(own).repeat_interleave(self._model.cfg.n_heads // len(own), 0)
-        return read_only(repeated, own.why if isinstance(own, ReadOnlyTensor) else why)
+        repeated = plain(group_weight).repeat_interleave(self._model.cfg.n_heads // len(group_weight), 0)
+        return read_only(repeated, group_weight.why if isinstance(group_weight, ReadOnlyTensor) else why)
 
     @property
     def attn_type(self) -> str:
@@ -219,19 +219,20 @@ class AbstractAttention(Part):
         """The output of attention for normalized inputs, shared by all heads or one per head."""
         if (past_kv_cache_entry, additive_attention_mask, position_bias) != (None, None, None):
             raise HooklineError("a part of a model takes no cache, additive mask or bias: run the model with them")
-        model, layer, found = self._model, self._layer, []
+        model, layer, outputs = self._model, self._layer, []
         inputs = {"q": query_input, "k": key_input, "v": value_input}
-        own = {name: self._projected(name, x) for name, x in inputs.items()}
+        projections = {name: self._projected(name, x) for name, x in inputs.items()}
         fwd_hooks: list[Any] = [
-            (f"{self._path}.hook_{name}", lambda _, hook: own[hook.name.rpartition("_")[2]]) for name in own
+            (f"{self._path}.hook_{name}", lambda _, hook: projections[hook.name.rpartition("_")[2]])
+            for name in projections
         ]
-        fwd_hooks.append((model._anatomy.blocks[layer].o, lambda x: found.append(x)))
+        fwd_hooks.append((model._anatomy.blocks[layer].o, lambda x: outputs.append(x)))
         rows, width = query_input.shape[:2], model._anatomy.width
         stream = query_input.new_zeros(*rows, width)
         model.run_with_hooks(
             stream, start_at_layer=layer, stop_at_layer=layer + 1, attention_mask=attention_mask, fwd_hooks=fwd_hooks
         )
-        return found[0]
+        return outputs[0]
 
     def _projected(self, name: str, x: Tensor) -> Tensor:
         matrix, bias = (weight(self._model._points, self._layer, f"{kind}_{name.upper()}") for kind in "Wb")
@@ -285,8 +286,8 @@ class TransformerBlock(Part):
     """A layer."""
 
     def __getattr__(self, name: str) -> Any:
-        if (found := self._model._attached.get(f"{self._path}.{name}")) is not None:
-            return found
+        if (module := self._model._attached.get(f"{self._path}.{name}")) is not None:
+            return module
         if name in _OF_BLOCK:
             return self.part(name)
         return super().__getattr__(name)

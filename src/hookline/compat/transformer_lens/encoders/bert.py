@@ -87,19 +87,19 @@ class HookedEncoder(LensEncoder):
         if name == "unembed":
             return BertPart(parts[name], W_U=self.W_U, b_U=self.b_U)
         if name == "embed":
-            own = parts[name]
-            types = BertPart(own.token_type_embeddings, W_token_type=own.token_type_embeddings.weight)
-            inside: dict[str, Any] = {"token_type_embed": types, "ln": own.LayerNorm}
-            inside |= {"embed": BertPart(own.word_embeddings, W_E=self.W_E)}
-            return BertPart(own, pos_embed=BertPart(own.position_embeddings, W_pos=self.W_pos), **inside)
+            embeddings = parts[name]
+            types = BertPart(embeddings.token_type_embeddings, W_token_type=embeddings.token_type_embeddings.weight)
+            inside: dict[str, Any] = {"token_type_embed": types, "ln": embeddings.LayerNorm}
+            inside |= {"embed": BertPart(embeddings.word_embeddings, W_E=self.W_E)}
+            return BertPart(embeddings, pos_embed=BertPart(embeddings.position_embeddings, W_pos=self.W_pos), **inside)
         return parts[name]
 
     def to_tokens(  # type: ignore[override]
         self, input: str | Sequence[str], move_to_device: bool = True, truncate: bool = True
     ) -> tuple[Tokens, Tokens, Tokens]:
         """The tokens of text, their token types, and the attention mask."""
-        found = self._encoded(input, move_to_device=move_to_device, truncate=truncate)
-        return found["input_ids"], found["token_type_ids"], found["attention_mask"]
+        encoding = self._encoded(input, move_to_device=move_to_device, truncate=truncate)
+        return encoding["input_ids"], encoding["token_type_ids"], encoding["attention_mask"]
 
     def __call__(  # type: ignore[override]
         self,
@@ -168,8 +168,8 @@ class BertNextSentencePrediction:
         """The tokens of two sentences, their token types, and the attention mask."""
         if len(input) != 2:
             raise LensValueError(f"next sentence prediction needs two sentences, as a list, not {len(input)}")
-        found = self.model._encoded(*input, move_to_device=move_to_device, truncate=truncate)
-        return found["input_ids"], found["token_type_ids"], found["attention_mask"]
+        encoding = self.model._encoded(*input, move_to_device=move_to_device, truncate=truncate)
+        return encoding["input_ids"], encoding["token_type_ids"], encoding["attention_mask"]
 
     def __call__(
         self,
@@ -205,11 +205,11 @@ class BertNextSentencePrediction:
         """What a call returns, and the activations; options are those of `HookedEncoder.run_with_cache`."""
         tokens, types, mask = self._inputs(input, token_type_ids, one_zero_attention_mask)
         inputs: dict[str, Any] = {"token_type_ids": types, "one_zero_attention_mask": mask}
-        found: list[Tensor] = []
+        head_outputs: list[Tensor] = []
         head = self.model._part("nsp_head")
-        with self.model.hooks([(head, lambda x: found.append(x))]):
+        with self.model.hooks([(head, lambda x: head_outputs.append(x))]):
             _, cache = self.model.run_with_cache(tokens, **inputs, **kwargs)
-        return _as(return_type, found[0]), cache
+        return _as(return_type, head_outputs[0]), cache
 
 
 def _as(return_type: str | None, logits: Float[Tensor, "batch 2"]) -> Any:

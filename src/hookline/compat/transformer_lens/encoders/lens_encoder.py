@@ -50,7 +50,9 @@ class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
         module = self._new(cfg).eval().to(cfg.dtype)
         self._wrap(module.to(cfg.device) if move_to_device else module, tokenizer, cfg)
 
-    def _wrap(self, module: nn.Module, tokenizer: Any, cfg: HookedTransformerConfig | None, **known: Any) -> None:
+    def _wrap(
+        self, module: nn.Module, tokenizer: Any, cfg: HookedTransformerConfig | None, **extra_fields: Any
+    ) -> None:
         anatomy = find_anatomy(module)
         if anatomy is None:
             raise HooklineError(unknown_anatomy(module))
@@ -58,7 +60,7 @@ class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
             raise HooklineError(f"{type(self).__name__} is for {self._kind}: hookline.hook(model) wraps {anatomy.kind}")
         super().__init__(module, tokenizer, anatomy)
         self._points.permanent.raises_own = True
-        vars(self)["cfg"] = described(module, anatomy, **known) if cfg is None else cfg
+        vars(self)["cfg"] = described(module, anatomy, **extra_fields) if cfg is None else cfg
         self.cfg.device = self._device
 
     @property
@@ -101,13 +103,13 @@ class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
             checkpoint_value=None if checkpoint is None else "pass revision=…, as for transformers",
             **dict.fromkeys(quantized, "pass quantization_config=…, as for transformers"),
         )
-        wanted = from_pretrained_kwargs.pop("torch_dtype", dtype)
+        load_dtype = from_pretrained_kwargs.pop("torch_dtype", dtype)
         if hf_model is None:
             from transformers import AutoTokenizer
 
             name = get_official_model_name(model_name)
             with as_hookline_error(name):
-                hf_model = cls._load(name, dtype=wanted, **from_pretrained_kwargs)
+                hf_model = cls._load(name, dtype=load_dtype, **from_pretrained_kwargs)
                 tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
             hf_model = hf_model.eval().to(device or get_device()) if move_to_device else hf_model.eval()
         elif device is not None and move_to_device:
@@ -138,8 +140,8 @@ class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
         if self.tokenizer is None:
             raise HooklineError("this model has no tokenizer: pass tokens, or set model.tokenizer")
         limit = {"truncation": True, "max_length": self.cfg.n_ctx} if truncate and self.cfg.n_ctx else {}
-        found = self.tokenizer(text, pair, return_tensors="pt", padding=True, **limit)
-        return found.to(self._device) if move_to_device else found
+        encoding = self.tokenizer(text, pair, return_tensors="pt", padding=True, **limit)
+        return encoding.to(self._device) if move_to_device else encoding
 
     def _whole(self, **inputs: Any) -> Any:
         """All that the transformers model returns."""

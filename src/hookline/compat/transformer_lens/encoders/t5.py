@@ -73,8 +73,8 @@ class HookedEncoderDecoder(LensEncoder):
         self, input: str | Sequence[str], move_to_device: bool = True, truncate: bool = True
     ) -> tuple[Tokens, Tokens]:
         """The tokens of text, and the attention mask."""
-        found = self._encoded(input, move_to_device=move_to_device, truncate=truncate)
-        return found["input_ids"], found["attention_mask"]
+        encoding = self._encoded(input, move_to_device=move_to_device, truncate=truncate)
+        return encoding["input_ids"], encoding["attention_mask"]
 
     def __call__(  # type: ignore[override]
         self,
@@ -148,7 +148,7 @@ class T5Weights(EncoderWeights):
 
     def _stacked(self, name: str) -> Tensor:
         stacks = [Weights(_OneStack(self._points, index)) for index in (0, 1)]
-        return torch.cat([each._stacked(name) for each in stacks])
+        return torch.cat([stack._stacked(name) for stack in stacks])
 
     def all_head_labels(self) -> list[str]:
         """The labels of TransformerLens: EL0H0, EL0H1, …, DL0H0, …"""

@@ -31,8 +31,8 @@ def rotation(config: NativeConfig, position_ids: Int[Tensor, "batch pos"], dtype
     frequency = config.rotary_base ** (-pair / config.rotary_dim)
     if config.rotary_by_parts is not None:
         factor, low, high, context = config.rotary_by_parts
-        kept = ((frequency * context / (2 * math.pi) - low) / (high - low)).clamp(0, 1)  # by turns in the old context
-        frequency = frequency * (kept + (1 - kept) / factor)
+        share = ((frequency * context / (2 * math.pi) - low) / (high - low)).clamp(0, 1)  # by turns in the old context
+        frequency = frequency * (share + (1 - share) / factor)
     angles = position_ids[..., None].to(wide) * frequency
     angles = angles.repeat_interleave(2, -1) if config.rotary_adjacent_pairs else torch.cat([angles, angles], -1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -42,7 +42,7 @@ def rotated(
     x: Float[Tensor, "batch head pos d_head"], rotation: Rotation, adjacent: bool
 ) -> Float[Tensor, "batch head pos d_head"]:
     """Apply rotary positions to queries or keys."""
-    cos, sin = (each[:, None] for each in rotation)
+    cos, sin = (component[:, None] for component in rotation)
     turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     if adjacent:
         quarter = torch.stack([-turned[..., 1::2], turned[..., ::2]], -1).flatten(-2)

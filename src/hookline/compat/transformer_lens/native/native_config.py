@@ -110,11 +110,11 @@ class NativeConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        known = _OF_TRANSFORMERS | GenerationConfig._get_default_generation_params().keys()
+        inherited_names = _OF_TRANSFORMERS | GenerationConfig._get_default_generation_params().keys()
         # transformers would store an unknown name as an attribute.
-        if unknown := [name for name in kwargs if name not in known and not name.startswith("_")]:
-            own = [name for name in NativeConfig.__annotations__ if name != "model_type"]
-            raise HooklineError(f"NativeConfig has no {', '.join(unknown)}: its fields are {', '.join(own)}")
+        if unknown := [name for name in kwargs if name not in inherited_names and not name.startswith("_")]:
+            field_names = [name for name in NativeConfig.__annotations__ if name != "model_type"]
+            raise HooklineError(f"NativeConfig has no {', '.join(unknown)}: its fields are {', '.join(field_names)}")
         self._check_counts()
         self._fill_in()
         self._check_counts()

@@ -113,8 +113,8 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
     def _output(
         self, stream: Tensor, labels: Tensor | None, cache: Cache | None, logits_to_keep: int | Tensor
     ) -> CausalLMOutputWithPast:
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.unembed(self.ln_final(stream)[:, kept])
+        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.unembed(self.ln_final(stream)[:, positions])
         if (cap := self.config.final_logit_softcapping) is not None:
             logits = cap * torch.tanh(logits / cap)
         loss = None
@@ -122,23 +122,27 @@ class NativeTransformer(PreTrainedModel, GenerationMixin):
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.output_size)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 
-    def _cache(self, given: Cache | None, wanted: bool) -> Cache | None:
-        if not self.config.is_causal and (given is not None or wanted):
+    def _cache(self, cache: Cache | None, use_cache: bool) -> Cache | None:
+        if not self.config.is_causal and (cache is not None or use_cache):
             raise HooklineError("bidirectional attention needs the whole text in every pass: use_cache=False")
-        return DynamicCache(config=self.config) if given is None and wanted else given
+        return DynamicCache(config=self.config) if cache is None and use_cache else cache
 
     def _masks(
-        self, stream: Tensor, given: Tensor | dict[str, Tensor | None] | None, cache: Cache | None, position_ids: Tensor
+        self,
+        stream: Tensor,
+        attention_mask: Tensor | dict[str, Tensor | None] | None,
+        cache: Cache | None,
+        position_ids: Tensor,
     ) -> dict[str, Any]:
         """The attention mask for each type of layer, unless `generate` has made it."""
         kinds = list(dict.fromkeys(self.config.layer_types or ()))
         options: dict[str, Any] = {"past_key_values": cache, "position_ids": position_ids}
-        if not isinstance(given, dict):
-            mask = given
-            given = {kind: _MASKS[kind](self.config, stream, mask, **options) for kind in kinds}  # type: ignore[misc]
+        if not isinstance(attention_mask, dict):
+            mask = attention_mask
+            attention_mask = {kind: _MASKS[kind](self.config, stream, mask, **options) for kind in kinds}  # type: ignore[misc]
         if self.config.positions != "alibi":
-            return given
-        return {kind: with_alibi(given[kind], self.config, kind, stream, cache) for kind in kinds}
+            return attention_mask
+        return {kind: with_alibi(attention_mask[kind], self.config, kind, stream, cache) for kind in kinds}
 
     def _check_room(self, length: int, position_ids: Tensor) -> None:
         """Raise for positions beyond the learned ones."""

@@ -21,8 +21,8 @@ class ActivationCache(dict[Key, Tensor]):
     """
 
     def __missing__(self, key: Key) -> Tensor:
-        known = ", ".join(map(repr, list(self)[:12])) + (", …" if len(self) > 12 else "")
-        raise UnknownPointError(f"{key!r} is not in this cache, which contains {known or 'nothing'}")
+        keys = ", ".join(map(repr, list(self)[:12])) + (", …" if len(self) > 12 else "")
+        raise UnknownPointError(f"{key!r} is not in this cache, which contains {keys or 'nothing'}")
 
     def keys(self) -> list[Key]:  # type: ignore[override]
         """All keys."""
@@ -43,14 +43,16 @@ class ActivationCache(dict[Key, Tensor]):
 
     def stack(self, pattern: str) -> Tensor:
         """The activations whose names match a pattern, by layer: `cache.stack("lm.blocks.*.hook_resid_post")`."""
-        wanted = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
-        found = [(wanted.fullmatch(key), x) for key, x in self.items() if isinstance(key, str)]
-        matches = sorted(((match, x) for match, x in found if match), key=lambda each: [*map(int, each[0].groups())])
+        regex = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
+        candidates = [(regex.fullmatch(key), x) for key, x in self.items() if isinstance(key, str)]
+        matches = sorted(
+            ((match, x) for match, x in candidates if match), key=lambda pair: [*map(int, pair[0].groups())]
+        )
         return self._stacked([x for _, x in matches], pattern)
 
-    def _stacked(self, tensors: list[Tensor], asked: str) -> Tensor:
+    def _stacked(self, tensors: list[Tensor], pattern: str) -> Tensor:
         if not tensors:
-            raise UnknownPointError(f"{asked!r} is not in this cache at any layer; the keys are {self.keys()[:12]}")
+            raise UnknownPointError(f"{pattern!r} is not in this cache at any layer; the keys are {self.keys()[:12]}")
         return torch.stack([x.to(tensors[0].device) for x in tensors])
 
     def detach(self) -> None:

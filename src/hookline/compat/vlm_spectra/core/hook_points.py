@@ -61,7 +61,7 @@ class HookPoint:
     def expand(cls, name: str, num_layers: int) -> list[str]:
         """The names of all layers, if the layer is `*`."""
         hook_type, layer = cls.parse(name)
-        return [cls.format(hook_type, each) for each in range(num_layers)] if layer == "*" else [name]
+        return [cls.format(hook_type, layer_index) for layer_index in range(num_layers)] if layer == "*" else [name]
 
     @classmethod
     def format(cls, hook_type: str, layer: int) -> str:

@@ -115,8 +115,8 @@ class HookedVLM:
     ) -> Any:
         """The model's own output. `require_grads` enables gradients, and sets requires_grad on all parameters."""
         with self._running(require_grads, kwargs):
-            given = {**self._placed(inputs), **self._placed(kwargs)}
-            return HookedModule.__call__(self.hooked, return_dict=return_dict, **given)
+            arguments = {**self._placed(inputs), **self._placed(kwargs)}
+            return HookedModule.__call__(self.hooked, return_dict=return_dict, **arguments)
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
         """`forward`, also with the inputs as keywords."""
@@ -192,10 +192,10 @@ class HookedVLM:
             raise InputsError(
                 f"got {len(places)} rows, expected one: hooked.image_token_mask(inputs) works for several"
             )
-        found = places[0].nonzero().flatten().tolist()
-        if not found:
+        positions = places[0].nonzero().flatten().tolist()
+        if not positions:
             raise InputsError("these inputs have no image")
-        return found[0], found[-1]
+        return positions[0], positions[-1]
 
     def _prepared(
         self, tasks: Sequence[str], images: Sequence[Any] | None, template: Template, after: str, prefill: str | None
@@ -206,8 +206,8 @@ class HookedVLM:
         return inputs_of(self.hooked, texts, images), texts
 
     def _batch(self, inputs: Any, tasks: Any, images: Any) -> Mapping[str, Any]:
-        given = [each is not None for each in (inputs, tasks, images)]
-        if given not in ([True, False, False], [False, True, True]):
+        is_given = [argument is not None for argument in (inputs, tasks, images)]
+        if is_given not in ([True, False, False], [False, True, True]):
             raise InputsError("pass either inputs_list, or tasks and images")
         if inputs is None:
             return self.prepare_messages_batch(tasks, images)

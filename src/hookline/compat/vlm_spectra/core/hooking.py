@@ -78,12 +78,12 @@ def _key(name: Any, point: HookPoint) -> Key:
 def places_of(name: Any, points: ModelPoints) -> list[HookPoint]:
     """The points of a name, at the modules that vlm-spectra uses."""
     try:
-        found = points.select(_in_hookline(name, points))
+        selected = points.select(_in_hookline(name, points))
     except UnavailablePointError:
         raise
     except UnknownPointError as error:
         raise UnknownHookPointError(f"{error} Valid hook points: {points.targets()}.") from error
-    return [as_meant(point, points) for point in found]
+    return [as_meant(point, points) for point in selected]
 
 
 def _in_hookline(name: Any, points: ModelPoints) -> Any:
@@ -123,9 +123,9 @@ class _Called(Hook):
         super().__init__()
         self.hook = hook
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         """Call the function."""
-        return self.hook(*given)
+        return self.hook(*args)
 
     @property
     def described(self) -> str:
@@ -160,8 +160,8 @@ def hooking(hooked: HookedModel, hooks: Iterable[Any]) -> Run:
         raise InvalidHookError(f"run_with_hooks takes a list of hooks, not {hooks!r}")
     points = hooked._points
     actions: list[HookAction] = []
-    for given in hooks:
-        hook, places = _placed(given, points)
+    for hook_spec in hooks:
+        hook, places = _placed(hook_spec, points)
         hook.check_points(places)
         actions += [hook.action(point, "fwd") for point in places]
         hook.attached(hooked)
@@ -173,19 +173,19 @@ def caching(hooked: HookedModel, places: dict[Key, HookPoint], cache: Activation
     return Run(hooked._points.root, [Record(point, _Keeper(cache, key)) for key, point in places.items()])
 
 
-def _placed(given: Any, points: ModelPoints) -> tuple[HookObject, list[HookPoint]]:
+def _placed(hook_spec: Any, points: ModelPoints) -> tuple[HookObject, list[HookPoint]]:
     """A hook and its point, declared by the hook itself or given as a name."""
-    if isinstance(given, tuple) and len(given) == 2:
-        name, hook = given
+    if isinstance(hook_spec, tuple) and len(hook_spec) == 2:
+        name, hook = hook_spec
         if match := _MASK.fullmatch(str(name)):
             return MaskHook(_callable(hook)), places_of(f"lm.blocks.{match[1]}.attn.hook_in", points)
         is_flat = str(name).endswith(_FLAT) and _BLOCK.fullmatch(str(name)) and not isinstance(hook, HookObject)
         return _CalledFlat(_callable(hook)) if is_flat else _as_object(hook), places_of(name, points)
-    hook = _as_object(given)
+    hook = _as_object(hook_spec)
     if isinstance(hook, _Called):
-        if not isinstance(getattr(given, "layer", None), int):
-            raise InvalidHookError(f"{describe(given)} has no location: it needs a hook_point and a layer")
-        hook.hook_point, hook.layer = getattr(given, "hook_point", "lm.layer.post"), given.layer
+        if not isinstance(getattr(hook_spec, "layer", None), int):
+            raise InvalidHookError(f"{describe(hook_spec)} has no location: it needs a hook_point and a layer")
+        hook.hook_point, hook.layer = getattr(hook_spec, "hook_point", "lm.layer.post"), hook_spec.layer
     return hook, [as_meant(point, points) for point in hook.declared(points)]
 
 

@@ -64,6 +64,6 @@ def inputs_of(hooked: HookedModel, texts: Sequence[str], images: Sequence[Any] |
     from transformers import BatchFeature
 
     prompts: Any = texts[0] if len(texts) == 1 else list(texts)
-    given = None if images is None else [[image] for image in images] if len(texts) > 1 else list(images)
+    prompt_images = None if images is None else [[image] for image in images] if len(texts) > 1 else list(images)
     side: Side | None = "left" if len(texts) > 1 else None
-    return BatchFeature(dict(hooked.to_inputs(prompts, given, padding_side=side)))
+    return BatchFeature(dict(hooked.to_inputs(prompts, prompt_images, padding_side=side)))

@@ -49,8 +49,8 @@ class Patch(Hook):
     ) -> None:
         super().__init__(hook_id=hook_id)
         if not isinstance(replacement, Tensor):
-            given = described(replacement)
-            raise InvalidHookError(f"{type(self).__name__}: the replacement must be a tensor, not {given}")
+            description = described(replacement)
+            raise InvalidHookError(f"{type(self).__name__}: the replacement must be a tensor, not {description}")
         self.layer, self.replacement, self.token_idx = layer, replacement, canonical(token_idx)
         self.batch_idx = units("batch_idx", batch_idx)
         if hook_point is not None:

@@ -67,7 +67,7 @@ class SaeTrainer:
         explained.
         """
         config = config or TopKSaeTrainingConfig()
-        names = [each.name for each in fields(config)]
+        names = [field.name for field in fields(config)]
         for name in names[names.index("verbose") + 1 :]:
             if getattr(config, name) != getattr(TopKSaeTrainingConfig, name):
                 warn(f"{name} has no effect here: training is in float32, and logs nothing")
@@ -92,7 +92,7 @@ class SaeTrainer:
         about.lm_layer_signature, about.device = layer_signature, str(config.device)
         name = training_run_id or f"training_{datetime.now():%Y%m%d_%H%M%S_%f}"
         columns = {"loss": "loss", "r2": "explained_variance", "l0": "l0", "dead_features_pct": "dead"}
-        history = {key: [getattr(each, metric) for each in training.history] for key, metric in columns.items()}
-        history |= {"recon_mse": [1 - each for each in history["r2"]], "l1": [0.0] * len(history["loss"])}
+        history = {key: [getattr(record, metric) for record in training.history] for key, metric in columns.items()}
+        history |= {"recon_mse": [1 - r2 for r2 in history["r2"]], "l1": [0.0] * len(history["loss"])}
         store.put_run_metadata(name, {"trained_on": run_id, "layer": str(layer_signature), "history": history})
         return {"history": history, "training_run_id": name, **history}

@@ -72,13 +72,13 @@ class AutoencoderConcepts:
             token = decode([int(ids[row, place])])
             best[text] = NeuronText(score, text, int(mask[row, :place].sum()), token)
             if len(best) > self.context.text_tracking_k:
-                del best[min(best, key=lambda each: best[each].score)]
+                del best[min(best, key=lambda tracked_text: best[tracked_text].score)]
 
     def get_top_texts_for_neuron(self, neuron_idx: int, top_m: int | None = None) -> list[NeuronText]:
         """The texts where a feature is most active, best first."""
         if self._best is None or neuron_idx not in range(len(self._best)):
             return []
-        return sorted(self._best[neuron_idx].values(), key=lambda each: -each.score)[:top_m]
+        return sorted(self._best[neuron_idx].values(), key=lambda neuron_text: -neuron_text.score)[:top_m]
 
     def get_all_top_texts(self) -> list[list[NeuronText]]:
         """The top texts of every feature."""
@@ -90,7 +90,9 @@ class AutoencoderConcepts:
 
     def export_top_texts_to_json(self, filepath: str | Path) -> Path:
         """Write the top texts of every feature to a JSON file, by the number of the feature."""
-        table = {feature: [asdict(each) for each in texts] for feature, texts in enumerate(self._tracked())}
+        table = {
+            feature: [asdict(neuron_text) for neuron_text in texts] for feature, texts in enumerate(self._tracked())
+        }
         return _written(filepath, json.dumps(table, ensure_ascii=False, indent=1))
 
     def export_top_texts_to_csv(self, filepath: str | Path) -> Path:
@@ -99,7 +101,10 @@ class AutoencoderConcepts:
         rows = csv.writer(file)
         rows.writerow(["neuron_idx", "text", "score", "token_str", "token_idx"])
         for feature, texts in enumerate(self._tracked()):
-            rows.writerows([feature, each.text, each.score, each.token_str, each.token_idx] for each in texts)
+            rows.writerows(
+                [feature, neuron_text.text, neuron_text.score, neuron_text.token_str, neuron_text.token_idx]
+                for neuron_text in texts
+            )
         return _written(filepath, file.getvalue())
 
     def _tracked(self) -> list[list[NeuronText]]:

@@ -83,15 +83,17 @@ class ConceptDictionary:
     @classmethod
     def from_json(cls, json_filepath: str | Path, n_size: int, store: Any = None) -> Self:
         """Read a file with `{"7": {"name": …, "score": …}}`, or a list of such concepts per feature."""
-        found = read_json(Path(json_filepath))
+        data = read_json(Path(json_filepath))
         with taking_apart(str(json_filepath)):
-            n_size = int(found.get("n_size", n_size))
+            n_size = int(data.get("n_size", n_size))
             several = {
-                int(index): some if isinstance(some, list) else [some]
-                for index, some in found.get("concepts", found).items()
+                int(index): concepts if isinstance(concepts, list) else [concepts]
+                for index, concepts in data.get("concepts", data).items()
                 if index.isdecimal()
             }
-            rows = [(index, one["name"], float(one["score"])) for index, some in several.items() for one in some]
+            rows = [
+                (index, one["name"], float(one["score"])) for index, concepts in several.items() for one in concepts
+            ]
         return cls._of(rows, n_size, store)
 
     @classmethod

@@ -119,12 +119,12 @@ class TopKSae(Controller, Detector):
         x = inputs if output is None else output
         assert x is not None
         features = self.encode(self.sae_engine.flattened(x, self.point))
-        kept = features.detach()
-        self.capture("neurons", kept if kept.ndim > 2 else kept[:, None])
+        detached_features = features.detach()
+        self.capture("neurons", detached_features if detached_features.ndim > 2 else detached_features[:, None])
         self.tensor_metadata["activations"] = self.tensor_metadata["neurons"]
-        self.metadata["batch_items"] = [_item(row) for row in kept.flatten(0, -2).cpu()]
+        self.metadata["batch_items"] = [_item(row) for row in detached_features.flatten(0, -2).cpu()]
         if self._about.text_tracking_enabled:
-            self._track(kept)
+            self._track(detached_features)
         return self.decode(self.concepts.edited(features)).view(x.shape).to(x.dtype)
 
     def process_activations(self, module: nn.Module, input: tuple[Any, ...], output: Any) -> None:
