@@ -118,9 +118,9 @@ def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") ->
     if not result.complete:
         raise HooklineError("this ablation was interrupted: resume it before ranking")
     mean = result.mean("example") if "example" in result.axes else result
-    found = (mean - mean.info["clean"]).top(mean.values.numel(), by)
-    found.info, found.title = mean.info, "change"
-    return found
+    cells = (mean - mean.info["clean"]).top(mean.values.numel(), by)
+    cells.info, cells.title = mean.info, "change"
+    return cells
 
 
 def cumulative(
@@ -157,13 +157,15 @@ def cumulative(
     elif isinstance(order, TopCells) and order.info and of is None and points is None:
         selection = selection.of_ranking(order.info)
     components, reader, info = _prepared(model, prompts, metric, selection, replacement, pos)
-    keys = [components.key(each) for each in order]
+    keys = [components.key(component) for component in order]
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     if not keys or twice is not None:
         raise HooklineError("the order is empty" if not keys else f"the order contains {twice} twice")
     coords: dict[str, list[Label]] = {"order": ["as ranked", "reversed"], "count": list(range(len(keys) + 1))}
     variants = [
-        components.builder.variant_for(some[:count]) for some in (keys, keys[::-1]) for count in range(len(keys) + 1)
+        components.builder.variant_for(ordering[:count])
+        for ordering in (keys, keys[::-1])
+        for count in range(len(keys) + 1)
     ]
     info |= {"parts": [list(key) for key in keys]}
     return measured(reader, Grid(("order", "count"), coords, variants), info, how)
@@ -202,13 +204,13 @@ class Selection:
 
     def of_ranking(self, info: Mapping[str, Any]) -> Selection:
         """The components that a result with this `info` is about; whatever else is selected must agree."""
-        known = info.get("choice")
-        if known is None:
+        choice = info.get("choice")
+        if choice is None:
             raise HooklineError("the order is a result, but not of ablate(…): pass its cells in order, result.top(k)")
-        said = self.points is not None or self.of not in (None, known["of"])
-        if said or (self.layers is not None and self.to_dict()["layer"] != known["layer"]):
-            raise HooklineError(f"the ranking is of {known}: remove of=, points=, over= and layers=")
-        return Selection(known["of"], known["points"], tuple(known["over"]), known["layer"])
+        said = self.points is not None or self.of not in (None, choice["of"])
+        if said or (self.layers is not None and self.to_dict()["layer"] != choice["layer"]):
+            raise HooklineError(f"the ranking is of {choice}: remove of=, points=, over= and layers=")
+        return Selection(choice["of"], choice["points"], tuple(choice["over"]), choice["layer"])
 
     def to_dict(self) -> dict[str, Any]:
         """The selection as it is saved with a result."""
@@ -249,8 +251,8 @@ class Components:
             raise HooklineError("pos=… selects positions, but positions are already an axis: use one of the two")
         positions = None if pos is None else prompt_positions(model, prompts, pos)
         everywhere = pos is None and "pos" not in cells.coords
-        given = replacement.values(model, cells.points, bases, prompts, at_all_positions=everywhere)
-        return cls(model, CellBuilder(cells, given, bases, prompts, positions))
+        values = replacement.values(model, cells.points, bases, prompts, at_all_positions=everywhere)
+        return cls(model, CellBuilder(cells, values, bases, prompts, positions))
 
     def reader(self, metric: Any) -> Reader:
         """A reader of the metric on variants of the runs."""
@@ -263,13 +265,13 @@ class Components:
             component = (int(head[1]), int(head[2]))
         labels = component.labels if isinstance(component, Cell) else component
         if isinstance(labels, Mapping):
-            found: Key = tuple(labels[axis] for axis in axes) if {*labels} == {*axes} else ()
+            key: Key = tuple(labels[axis] for axis in axes) if {*labels} == {*axes} else ()
         else:
-            found = labels if isinstance(labels, tuple) else (labels,)
-        if found not in covered:
-            some = ", ".join(map(str, list(covered)[:4]))
-            raise HooklineError(f"there is no component {labels!r}: by {', '.join(axes)}, there are {some}, …")
-        return found
+            key = labels if isinstance(labels, tuple) else (labels,)
+        if key not in covered:
+            examples = ", ".join(map(str, list(covered)[:4]))
+            raise HooklineError(f"there is no component {labels!r}: by {', '.join(axes)}, there are {examples}, …")
+        return key
 
 
 def _layer_cells(model: HookedModel, prompts: Prompts, where: SweepPoints) -> Cells:
@@ -278,7 +280,7 @@ def _layer_cells(model: HookedModel, prompts: Prompts, where: SweepPoints) -> Ce
     for layer in sorted(where.coords["layer"]):
         names = [f"{model._points.layer(int(layer))}.hook_{kind}" for kind in ("attn_out", "cross_attn_out", "mlp_out")]
         covered[(layer,)] = [(model._points.find(name), {}) for name in names if name in model.hook_dict]
-    covered = {key: here for key, here in covered.items() if here}
+    covered = {key: points for key, points in covered.items() if points}
     if not covered:
         raise HooklineError("no layer of this model has attn_out or mlp_out")
     cells = Cells({"layer": [layer for (layer,) in covered]}, covered)

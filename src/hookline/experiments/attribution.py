@@ -75,9 +75,9 @@ def attribution_patching(
     how, where = checked_options(direction, steps, along, check, options), sweep_points(model, points, over, layers)
     metric, pair = prompt_pair(model, clean, corrupted, metric)
     line = Line(model, pair[1 if direction == "denoise" else 0], where.names, steps, along)
-    found: dict[str, Any] = {"direction": direction} | ({} if steps is None else {"steps": steps, "along": along})
+    settings: dict[str, Any] = {"direction": direction} | ({} if steps is None else {"steps": steps, "along": along})
     said = about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")
-    return Estimate(line, where, pair, direction, how, check, seed).result(metric, said | found)
+    return Estimate(line, where, pair, direction, how, check, seed).result(metric, said | settings)
 
 
 @dataclass(frozen=True)
@@ -97,35 +97,35 @@ class Estimate:
         where, pair, line, how = self.where, self.pair, self.line, self.how
         model, logits = line.model, {}
         source, target = (0, 1) if self.direction == "denoise" else (1, 0)
-        logits[source], given = ran(model, pair[source], line.names)
-        logits[target], there = line.start()
-        found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
-        _check_shapes(given, there)
-        changes = {name: _change(given[name].float(), there[name].float()) for name in where.names}
-        values = [metric_values(found, logits[each]) for each in (0, 1)]
-        gradients = line.gradients(found, given, there)
+        logits[source], source_values = ran(model, pair[source], line.names)
+        logits[target], target_values = line.start()
+        metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+        _check_shapes(source_values, target_values)
+        changes = {name: _change(source_values[name].float(), target_values[name].float()) for name in where.names}
+        values = [metric_values(metrics, logits[side]) for side in (0, 1)]
+        gradients = line.gradients(metrics, source_values, target_values)
         check_gradients(gradients, values, line.steps)
-        effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in found])
-        _add_up(effects, found, logits[0], per_example=how.per_example)
+        effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in metrics])
+        _add_up(effects, metrics, logits[0], per_example=how.per_example)
         names = pair[0].labels(model)
         coords = where.labels(dict(zip(where.over, effects.shape[1:-1], strict=True)), names)
-        estimates = effects + values[target].reshape(len(found), *(1 for _ in coords), -1)
+        estimates = effects + values[target].reshape(len(metrics), *(1 for _ in coords), -1)
         shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
-        info = {key: packed(x, {}, list(found), **shown) for key, x in zip(BASELINES, values, strict=True)}
+        info = {key: packed(x, {}, list(metrics), **shown) for key, x in zip(BASELINES, values, strict=True)}
         info |= about | line.info
         if self.check:
             is_changed = _effects(where, changes, changes, pair[target]).ne(0).any(-1)
             cells, n_top = sampled(effects[0].mean(-1), is_changed, self.check, self.seed)
-            true, labels = _true(model, where, pair[target], found, given, cells, names, how)
-            info |= agreement(estimates.mean(-1).flatten(1)[:, cells], true, n_top, labels, list(found))
+            true, labels = _true(model, where, pair[target], metrics, source_values, cells, names, how)
+            info |= agreement(estimates.mean(-1).flatten(1)[:, cells], true, n_top, labels, list(metrics))
         else:
             warn_of_dropout(model)
-        return packed(estimates, coords, list(found), **shown, info=info)
+        return packed(estimates, coords, list(metrics), **shown, info=info)
 
 
-def _change(given: Tensor, there: Tensor) -> Tensor:
+def _change(source: Tensor, target: Tensor) -> Tensor:
     """The difference, which is 0 where scores are masked in both runs."""
-    return torch.where(given == there, 0.0, given - there)
+    return torch.where(source == target, 0.0, source - target)
 
 
 def _add_up(effects: Tensor, metrics: Metrics, logits: Tensor, *, per_example: bool) -> None:
@@ -137,20 +137,20 @@ def _add_up(effects: Tensor, metrics: Metrics, logits: Tensor, *, per_example: b
             effects[row] = effects[row].sum(-1, keepdim=True)
 
 
-def _check_shapes(given: Values, there: Values) -> None:
+def _check_shapes(source: Values, target: Values) -> None:
     """Raise unless the two runs have the same shapes; images may differ in their number of patches."""
-    for name, x in there.items():
-        if given[name].shape != x.shape:
+    for name, x in target.items():
+        if source[name].shape != x.shape:
             raise HooklineError(
-                f"{name!r} has the shape {list(given[name].shape[1:])} in the run to patch from, but "
+                f"{name!r} has the shape {list(source[name].shape[1:])} in the run to patch from, but "
                 f"{list(x.shape[1:])} in the other: use images of one size, the same number in each prompt"
             )
 
 
 def check_gradients(gradients: ByMetric, values: Sequence[Tensor], steps: int | None) -> None:
     """Raise if a gradient is 0 everywhere, although the metric differs between the runs."""
-    for row, (name, each) in enumerate(gradients.items()):
-        is_flat = all(not bool(gradient.any()) for gradient in each.values())
+    for row, (name, by_point) in enumerate(gradients.items()):
+        is_flat = all(not bool(gradient.any()) for gradient in by_point.values())
         if is_flat and not torch.allclose(values[0][row], values[1][row]):
             hint = "" if steps else ", or try steps=8"
             raise HooklineError(
@@ -184,8 +184,8 @@ def _effects(
     where: SweepPoints, changes: Mapping[str, Tensor], gradients: Mapping[str, Tensor], prompts: Prompts
 ) -> Float[Tensor, "*grid example"]:
     """The gradient times the change, summed in each cell."""
-    each = [_summed(changes[x.name] * gradients[x.name].float(), x, where, prompts) for x in where.points.values()]
-    return where.laid_out(each, ["example", *where.inner])
+    effects = [_summed(changes[x.name] * gradients[x.name].float(), x, where, prompts) for x in where.points.values()]
+    return where.laid_out(effects, ["example", *where.inner])
 
 
 def _summed(x: Tensor, point: HookPoint, where: SweepPoints, prompts: Prompts) -> Tensor:
@@ -194,9 +194,9 @@ def _summed(x: Tensor, point: HookPoint, where: SweepPoints, prompts: Prompts) -
         if letter in "pk" and x.shape[place] == prompts.width and point.stream != "image":
             shape = [len(prompts), *(prompts.width if at == place else 1 for at in range(1, x.ndim))]
             x = x * prompts.mask.to(x).reshape(shape)
-    kept = [0, *(1 + axis_index(point, axis) for axis in where.inner)]
-    x = x.permute([*kept, *(at for at in range(x.ndim) if at not in kept)])
-    return x.reshape(*x.shape[: len(kept)], -1).sum(-1)
+    cell_axes = [0, *(1 + axis_index(point, axis) for axis in where.inner)]
+    x = x.permute([*cell_axes, *(at for at in range(x.ndim) if at not in cell_axes)])
+    return x.reshape(*x.shape[: len(cell_axes)], -1).sum(-1)
 
 
 def sampled(
@@ -220,41 +220,41 @@ def _true(
     where: SweepPoints,
     prompts: Prompts,
     metrics: Metrics,
-    given: Values,
+    source_values: Values,
     cells: Sequence[int],
     labels: Sequence[Label],
     how: Options,
 ) -> tuple[Float[Tensor, "metric cell"], list[dict[str, Label]]]:
     """The metrics when each of these cells is patched, NaN if interrupted; and the labels of the cells."""
     bases = baselines(model, prompts, keep=where.names)
-    own = prompts.by_row(given, where.points.values())
+    values_by_row = prompts.by_row(source_values, where.points.values())
     grid = make_cells(where, bases, prompts, labels)
-    builder, keys = CellBuilder(grid, own, bases, prompts), list(grid.covered)
+    builder, keys = CellBuilder(grid, values_by_row, bases, prompts), list(grid.covered)
     variants = [builder.variant_for([keys[cell]]) for cell in cells]
     true = measure(Reader(bases, prompts, metrics), variants, how)[0].mean(-1)
     return true, [dict(zip(grid.coords, keys[cell], strict=True)) for cell in cells]
 
 
 def agreement(
-    found: Float[Tensor, "metric cell"],
+    estimates: Float[Tensor, "metric cell"],
     true: Float[Tensor, "metric cell"],
     n_top: int,
     labels: Sequence[Mapping[str, Label]],
     metrics: list[str],
 ) -> dict[str, Any]:
     """The agreement of estimates with true values: of all measured cells, of the top ones, of the random ones."""
-    found, true, done = found.cpu().double(), true.cpu().double(), ~true.isnan().any(0).cpu()
+    estimates, true, done = estimates.cpu().double(), true.cpu().double(), ~true.isnan().any(0).cpu()
     is_top = torch.arange(len(done)) < n_top
     said: dict[str, Any] = {"checked": int(done.sum())}
-    for prefix, some in (("", done), ("top_", done & is_top), ("random_", done & ~is_top)):
-        each = list(zip(found[:, some], true[:, some], strict=True))
-        if bool(some.any()):
-            said[f"{prefix}mean_abs_error"] = _packed([(a - b).abs().mean() for a, b in each], metrics)
-        if int(some.sum()) > 2:
-            said[f"{prefix}correlation"] = _packed([torch.corrcoef(torch.stack(x))[0, 1] for x in each], metrics)
+    for prefix, mask in (("", done), ("top_", done & is_top), ("random_", done & ~is_top)):
+        pairs = list(zip(estimates[:, mask], true[:, mask], strict=True))
+        if bool(mask.any()):
+            said[f"{prefix}mean_abs_error"] = _packed([(a - b).abs().mean() for a, b in pairs], metrics)
+        if int(mask.sum()) > 2:
+            said[f"{prefix}correlation"] = _packed([torch.corrcoef(torch.stack(x))[0, 1] for x in pairs], metrics)
     said["sample"] = []
     for cell in done.nonzero().flatten().tolist():
-        values = {"estimate": found[:, cell].tolist(), "true": true[:, cell].tolist()}
+        values = {"estimate": estimates[:, cell].tolist(), "true": true[:, cell].tolist()}
         values = values if len(metrics) > 1 else {key: x[0] for key, x in values.items()}
         said["sample"].append({**labels[cell], "chosen": "top" if is_top[cell] else "random", **values})
     return said

@@ -79,31 +79,34 @@ def faithfulness(
     once), progress.
     """
     how = Options.of(options, "resume")
-    asked = _checked_sizes(SIZES if sizes is None else sizes)
+    shares = _checked_sizes(SIZES if sizes is None else sizes)
     _check_choice(method, by)
     if corrupted is None and saes is None:
         raise HooklineError("corrupted=None sets features to 0: it needs saes=…, and scores of feature_scores")
     metric, pair = prompt_pair(model, clean, clean if corrupted is None else corrupted, metric)
     if pair[0].more:
         raise HooklineError("faithfulness supports prompts of text, not of images")
-    runs, masks, counts = _runs(model, scores, asked, pair, method, by, saes, is_zero=corrupted is None)
-    bases = [baselines(model, each) for each in pair[: 1 if corrupted is None else 2]]
-    logits = [each.padded([base.logits for base in some]) for each, some in zip(pair, bases, strict=False)]
+    runs, masks, counts = _runs(model, scores, shares, pair, method, by, saes, is_zero=corrupted is None)
+    bases = [baselines(model, prompts) for prompts in pair[: 1 if corrupted is None else 2]]
+    logits = [
+        prompts.padded([base.logits for base in prompt_bases])
+        for prompts, prompt_bases in zip(pair, bases, strict=False)
+    ]
     if corrupted is None:
         logits.append(without_features(model, dictionaries(model, saes or ()), pair[0]))
-    found = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+    metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
     if how.per_example:
-        check_per_example(found, logits[0])
-    values = _measured(Reader(bases[0], pair[0], found), runs, masks, pair[0], how)
+        check_per_example(metrics, logits[0])
+    values = _measured(Reader(bases[0], pair[0], metrics), runs, masks, pair[0], how)
     if bool(values.isnan().any()):  # a metric that reads other positions when edges are masked
-        values = _measured(Reader(bases[0], pair[0], found, all_read=True), runs, masks, pair[0], how)
+        values = _measured(Reader(bases[0], pair[0], metrics, all_read=True), runs, masks, pair[0], how)
     shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
     info: dict[str, Any] = {"direction": "denoise", "counts": counts, "method": method, "by": by}
-    for key, each in zip(("clean", "corrupted"), logits, strict=True):
-        info[key] = packed(metric_values(found, each).cpu(), {}, list(found), **shown)
+    for key, run_logits in zip(("clean", "corrupted"), logits, strict=True):
+        info[key] = packed(metric_values(metrics, run_logits).cpu(), {}, list(metrics), **shown)
     kind = "edges" if isinstance(scores, EdgeScores) else "nodes" if saes is None else "features"
     info |= about(model, f"circuits of the best {kind}")
-    curve = packed(values, {"size": [*asked]}, list(found), **shown, info=info).normalized
+    curve = packed(values, {"size": [*shares]}, list(metrics), **shown, info=info).normalized
     return _with_areas(curve)
 
 
@@ -112,39 +115,39 @@ def _runs(
     *, is_zero: bool,
 ) -> tuple[Sequence[MaskedRuns | FeatureRuns], list[Mask], list[int]]:  # fmt: skip
     """The runs of each prompt, the masks of each size, and how many edges or nodes they have."""
-    each = [[_alone(prompts, row) for prompts in pair] for row in range(len(pair[0]))]
+    pairs = [[_alone(prompts, row) for prompts in pair] for row in range(len(pair[0]))]
     is_of_features = isinstance(scores, Result) and scores.axes == ("node",)
     if is_of_features != (saes is not None):
         what = "the scores are of features: pass saes=…, the autoencoders" if is_of_features else "saes=… needs scores"
         raise HooklineError(f"{what} that feature_circuits.feature_scores was called with")
     if not isinstance(scores, Result) or saes is None:
-        runs = [MaskedRuns(model, *prompts) for prompts in each]
+        runs = [MaskedRuns(model, *prompts) for prompts in pairs]
         return runs, *_masks(model, scores, sizes, runs[0], method, by, pair[0])
     if method == "greedy":
         raise HooklineError("method='greedy' follows edges: use method='top' for features")
     check_ablation(scores, None if is_zero else pair[1])
-    known = dictionaries(model, saes)
-    nodes = feature_nodes(scores, known)
+    autoencoders = dictionaries(model, saes)
+    nodes = feature_nodes(scores, autoencoders)
     units = list(dict.fromkeys((node.point, node.feature) for node in nodes))
     at = dict(zip(units, range(len(units)), strict=True))
     columns = _columns(model, [node.place for node in nodes], pair[0])
     index = torch.tensor([(at[node.point, node.feature], x) for node, x in zip(nodes, columns, strict=True)])
     width = pair[0].width if nodes[0].place is not None else 1
     masks, counts = _nested(index[by_size(scores.values, by)], (len(units), width), sizes)
-    ends = [(a, None if is_zero else b) for a, b in each]
-    return [FeatureRuns(model, known, units, *prompts) for prompts in ends], masks, counts
+    ends = [(a, None if is_zero else b) for a, b in pairs]
+    return [FeatureRuns(model, autoencoders, units, *prompts) for prompts in ends], masks, counts
 
 
 def _nested(
     index: Int[Tensor, "cell axis"], shape: tuple[int, ...], sizes: list[float]
 ) -> tuple[list[Mask], list[int]]:
     """Masks of these cells, from the first to the last, for each size, and how many cells they have."""
-    counts, found = [round(size * len(index)) for size in sizes], []
+    counts, masks = [round(size * len(index)) for size in sizes], []
     for count in counts:
         mask = torch.zeros(shape, dtype=torch.bool)
         mask[tuple(index[:count].T)] = True
-        found.append(mask)
-    return found, counts
+        masks.append(mask)
+    return masks, counts
 
 
 def _with_areas(curve: Result) -> Result:
@@ -161,23 +164,23 @@ def _with_areas(curve: Result) -> Result:
 
 
 def _checked_sizes(sizes: Any) -> list[float]:
-    given = [] if isinstance(sizes, str | int | float) else list(sizes)
-    if not given:
+    requested = [] if isinstance(sizes, str | int | float) else list(sizes)
+    if not requested:
         raise HooklineError(f"sizes are shares of all edges, such as [0, 0.01, 0.1, 1], got {sizes!r}")
-    for each in given:
-        is_number = isinstance(each, int | float | np.number) and not isinstance(each, bool)
-        if not is_number or not 0 <= each <= 1:
-            raise HooklineError(f"size {each!r} is out of range: a size is a share of all edges, from 0 to 1")
-    found = [float(each) for each in given]
-    if found != sorted(set(found)):
-        raise HooklineError(f"sizes must be in increasing order, without duplicates, got {found}")
-    return found
+    for size in requested:
+        is_number = isinstance(size, int | float | np.number) and not isinstance(size, bool)
+        if not is_number or not 0 <= size <= 1:
+            raise HooklineError(f"size {size!r} is out of range: a size is a share of all edges, from 0 to 1")
+    shares = [float(size) for size in requested]
+    if shares != sorted(set(shares)):
+        raise HooklineError(f"sizes must be in increasing order, without duplicates, got {shares}")
+    return shares
 
 
 def _check_choice(method: str, by: str) -> None:
-    for name, given, known in (("method", method, ("top", "greedy")), ("by", by, ("abs", "value"))):
-        if given not in known:
-            raise HooklineError(f"{name} is {' or '.join(map(repr, known))}, got {given!r}")
+    for name, value, choices in (("method", method, ("top", "greedy")), ("by", by, ("abs", "value"))):
+        if value not in choices:
+            raise HooklineError(f"{name} is {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def _alone(prompts: Prompts, row: int) -> Prompts:
@@ -191,27 +194,27 @@ def _measured(
     by_prompt, most = [], None if how.batch_size == "auto" else how.batch_size
     with progress_bar(how.progress, len(runs), "prompt") as bar:
         for row, (run, span) in enumerate(zip(runs, prompts.spans, strict=True)):
-            own = [mask if mask.shape[-1] == 1 else mask[..., span.start : span.stop] for mask in masks]
+            span_masks = [mask if mask.shape[-1] == 1 else mask[..., span.start : span.stop] for mask in masks]
             got = {
                 n: x
-                for some, logits in run.logits(own, reader.positions[row], most)
-                for n, x in zip(some, logits, strict=True)
+                for numbers, logits in run.logits(span_masks, reader.positions[row], most)
+                for n, x in zip(numbers, logits, strict=True)
             }
             by_prompt.append([got[number] for number in range(len(masks))])
             bar.update()
-    return torch.stack([reader.value(each) for each in zip(*by_prompt, strict=True)], 1).cpu()
+    return torch.stack([reader.value(logits) for logits in zip(*by_prompt, strict=True)], 1).cpu()
 
 
 def _masks(
     model: HookedModel, scores: Scores, sizes: list[float], run: MaskedRuns, method: Method, by: By, prompts: Prompts
 ) -> tuple[list[Mask], list[int]]:
     """The edges of the circuit of each size, and how many edges or nodes it has."""
-    receivers = [each.label for each in run.receivers]
+    receivers = [receiver.label for receiver in run.receivers]
     if isinstance(scores, EdgeScores):
-        known = {(u, v) for v in receivers for u in run.senders[: run.seen_by[v]]}
-        _check_edges(scores, known, model)
+        model_edges = {(u, v) for v in receivers for u in run.senders[: run.seen_by[v]]}
+        _check_edges(scores, model_edges, model)
         order = edge_order(scores, method, by)
-        rows, others = ({name: at for at, name in enumerate(each)} for each in (receivers, run.senders))
+        rows, others = ({name: at for at, name in enumerate(labels)} for labels in (receivers, run.senders))
         at = [(rows[v], others[u]) for u, v in zip(scores.senders, scores.receivers, strict=True)]
         places = scores.positions
         shape = (len(receivers), len(run.senders), 1 if places is None else prompts.width)
@@ -229,42 +232,42 @@ def _columns(model: HookedModel, places: Sequence[Any], prompts: Prompts) -> lis
         return [0] * len(places)
     labels = prompts.labels(model)
     number = {str(label): at for at, label in enumerate(labels)}
-    wrong = next((each for each in places if str(each) not in number), None)
+    wrong = next((place for place in places if str(place) not in number), None)
     if wrong is not None:
         raise HooklineError(
             f"the scores have the position {wrong!r}, but the prompts have {labels[0]!r} to {labels[-1]!r}"
         )
-    return [number[str(each)] for each in places]
+    return [number[str(place)] for place in places]
 
 
-def _check_edges(scores: EdgeScores, known: set[tuple[str, str]], model: HookedModel) -> None:
-    given = set(zip(scores.senders, scores.receivers, strict=True))
+def _check_edges(scores: EdgeScores, model_edges: set[tuple[str, str]], model: HookedModel) -> None:
+    scored_edges = set(zip(scores.senders, scores.receivers, strict=True))
     if bool(scores.values.isnan().any()):
         raise HooklineError("the scores have NaN, so that edges cannot be ordered")
-    if scores.positions is None and len(given) < len(scores):
+    if scores.positions is None and len(scored_edges) < len(scores):
         raise HooklineError("the scores have an edge twice")
-    if wrong := sorted(given - known):
+    if wrong := sorted(scored_edges - model_edges):
         raise HooklineError(
             f"the scores have an edge from {wrong[0][0]} to {wrong[0][1]}, which {model.cfg.model_name} does not have: "
             f"they are of another model. Compute them with edges.edges(model, …)"
         )
-    if missing := sorted(known - given):
+    if missing := sorted(model_edges - scored_edges):
         raise HooklineError(
-            f"the scores have {len(given)} of the {len(known)} edges of this model, not the one from {missing[0][0]} "
-            f"to {missing[0][1]}: use all of them, as edges.edges(model, …) returns them"
+            f"the scores have {len(scored_edges)} of the {len(model_edges)} edges of this model, not the one from "
+            f"{missing[0][0]} to {missing[0][1]}: use all of them, as edges.edges(model, …) returns them"
         )
 
 
 def _node_masks(
     model: HookedModel, scores: Result | Sequence[Result], sizes: list[float], run: MaskedRuns, by: By, prompts: Prompts
 ) -> tuple[list[Mask], list[int]]:
-    each = [scores] if isinstance(scores, Result) else list(scores)
-    if not each or not all(isinstance(result, Result) for result in each):
+    results = [scores] if isinstance(scores, Result) else list(scores)
+    if not results or not all(isinstance(result, Result) for result in results):
         raise HooklineError(
             f"scores are EdgeScores, a Result over layers and heads, or a list of these, got {scores!r}"
         )
     nodes: dict[tuple[str, Any], float] = {}
-    for result in each:
+    for result in results:
         nodes |= _node_values(result)
     for label, _ in nodes:
         if label not in run.senders:
@@ -277,13 +280,13 @@ def _node_masks(
     number = {label: at for at, label in enumerate(run.senders)}
     at = [(number[label], column) for (label, _), column in zip(nodes, columns, strict=True)]
     counts = [round(size * len(order)) for size in sizes]
-    found = []
+    masks = []
     for count in counts:
-        kept = torch.ones(len(run.senders), prompts.width if has_positions else 1, dtype=torch.bool)
+        mask = torch.ones(len(run.senders), prompts.width if has_positions else 1, dtype=torch.bool)
         for number in order[count:]:
-            kept[at[number]] = False
-        found.append(kept.expand(len(run.receivers), -1, -1))
-    return found, counts
+            mask[at[number]] = False
+        masks.append(mask.expand(len(run.receivers), -1, -1))
+    return masks, counts
 
 
 def _node_values(result: Result) -> dict[tuple[str, Any], float]:
@@ -296,11 +299,11 @@ def _node_values(result: Result) -> dict[tuple[str, Any], float]:
     if not result.complete:
         raise HooklineError("the scores are of an interrupted experiment: finish it with resume=…")
     effects = result if result.info.get("clean") is None else result - result.info[result._origin()]
-    found = {}
+    values = {}
     for cell in effects.top(effects.values.numel(), by="value"):
         layer, head = cell.labels["layer"], cell.labels.get("head")
-        found[(f"mlp{layer}" if head is None else f"L{layer}H{head}", cell.labels.get("pos"))] = cell.value
-    return found
+        values[(f"mlp{layer}" if head is None else f"L{layer}H{head}", cell.labels.get("pos"))] = cell.value
+    return values
 
 
 def circuit(scores: EdgeScores, size: float, *, method: Method = "top", by: By = "abs") -> Circuit:

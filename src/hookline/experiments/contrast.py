@@ -65,13 +65,15 @@ def head_differences(
             f"over={where.over!r}: positions are selected by pos=…; pos=None compares all positions together"
         )
     warn_of_dropout(model)
-    found = torch.stack([_apart(model, pair, where, pos, relative=relative) for pair in both], -1)
-    labels = {axis: where.coords.get(axis, list(range(n))) for axis, n in zip(where.over, found.shape, strict=False)}
+    differences = torch.stack([_apart(model, pair, where, pos, relative=relative) for pair in both], -1)
+    labels = {
+        axis: where.coords.get(axis, list(range(n))) for axis, n in zip(where.over, differences.shape, strict=False)
+    }
     if per_example:
         labels["example"] = list(range(len(both)))
     name = "relative difference" if relative else "difference"
     info = about(model, f"{said_points(points)} of the two prompts of each pair")
-    return Result(found if per_example else found.mean(-1), tuple(labels), labels, name, info)
+    return Result(differences if per_example else differences.mean(-1), tuple(labels), labels, name, info)
 
 
 def _checked(pairs: Any) -> list[tuple[Any, Any]]:
@@ -85,11 +87,11 @@ def _apart(
     model: HookedModel, pair: tuple[Any, Any], where: SweepPoints, pos: Positions, *, relative: bool
 ) -> Float[Tensor, "*grid"]:
     """The norms of the differences within one pair."""
-    given = [prompts_of(model, prompt) for prompt in pair]
-    tokens = [each.tokens for each in given]
-    if any(len(each) != 1 for each in tokens):
-        raise HooklineError(f"a prompt of a pair is one text, got {[list(each.shape) for each in tokens]} tokens")
-    first, second = (_cached(model, each, where, pos) for each in given)
+    encoded_prompts = [prompts_of(model, prompt) for prompt in pair]
+    tokens = [prompts.tokens for prompts in encoded_prompts]
+    if any(len(ids) != 1 for ids in tokens):
+        raise HooklineError(f"a prompt of a pair is one text, got {[list(ids.shape) for ids in tokens]} tokens")
+    first, second = (_cached(model, prompts, where, pos) for prompts in encoded_prompts)
     norms = []
     for point in where.points.values():
         a, b = first[point.name].float(), second[point.name].float()
@@ -107,13 +109,13 @@ def _apart(
 
 def _cached(model: HookedModel, prompt: Prompts, where: SweepPoints, pos: Positions) -> dict[str, Tensor]:
     """The activations of a prompt: points with the same positions in one run."""
-    found: dict[str, Tensor] = {}
+    activations: dict[str, Tensor] = {}
     for stream in {point.stream == "image" for point in where.points.values()}:
         points = [point for point in where.points.values() if (point.stream == "image") == stream]
         names, at = [point.name for point in points], _pos_at(points[0], pos)
         with torch.no_grad():
-            found |= dict(model.cache(**prompt.one(0), names_filter=names, pos_slice=at))
-    return found
+            activations |= dict(model.cache(**prompt.one(0), names_filter=names, pos_slice=at))
+    return activations
 
 
 def _pos_at(point: HookPoint, pos: Positions) -> Positions:
@@ -123,14 +125,14 @@ def _pos_at(point: HookPoint, pos: Positions) -> Positions:
 
 def _norm(x: Tensor, point: HookPoint, inner: list[str], pos: Positions) -> Tensor:
     """The norm over all axes but the `inner` ones; rows are images or tiles of one prompt."""
-    letters, kept = point.axes.split()[1:], []
+    letters, kept_axes = point.axes.split()[1:], []
     for axis in inner:
         place = axis_index(point, axis)
         is_after = "p" in letters and letters.index("p") < place and is_one_per_row(pos)
-        kept.append(place if is_after else place + 1)
-    gone = [at for at in range(x.ndim) if at not in kept]
+        kept_axes.append(place if is_after else place + 1)
+    gone = [at for at in range(x.ndim) if at not in kept_axes]
     x = torch.linalg.vector_norm(x, dim=gone) if gone else x.abs()
-    return x.permute([sorted(kept).index(place) for place in kept])
+    return x.permute([sorted(kept_axes).index(place) for place in kept_axes])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -231,8 +233,11 @@ def _ordered(keys: list[Any], side: _Side, order: Order) -> list[Any]:
 
 def _together(model: HookedModel, texts: Sequence[Any]) -> Prompts:
     """Texts or tokens of any lengths as rows of one batch."""
-    given = [prompts_of(model, text) for text in texts]
-    return Prompts.of_rows([each.tokens[0] for each in given], [inputs for each in given for inputs in each.more])
+    encoded_texts = [prompts_of(model, text) for text in texts]
+    return Prompts.of_rows(
+        [prompts.tokens[0] for prompts in encoded_texts],
+        [inputs for prompts in encoded_texts for inputs in prompts.more],
+    )
 
 
 class _Side:

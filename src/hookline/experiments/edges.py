@@ -67,16 +67,16 @@ def edges(
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     receivers = edge_receivers(model)
     runs = [sender_outputs(model, prompts) for prompts in pair]
-    found = as_metric(metric, model, runs[0][0], runs[1][0], pair[0].tokens, pair[0].mask)
-    if len(found) > 1:
-        raise HooklineError(f"edges needs one metric, got {len(found)}: {', '.join(found)}")
+    metrics = as_metric(metric, model, runs[0][0], runs[1][0], pair[0].tokens, pair[0].mask)
+    if len(metrics) > 1:
+        raise HooklineError(f"edges needs one metric, got {len(metrics)}: {', '.join(metrics)}")
     changes = {name: runs[source][1][name] - part for name, part in runs[target][1].items()}
     changes = {name: x.float() * pair[0].mask[..., None] for name, x in changes.items()}
-    gradients = _gradients(model, pair[source], pair[target], receivers, found, steps)
-    check_gradients(dict.fromkeys(found, gradients), [metric_values(found, run[0]) for run in runs], steps)
-    rows = 1 if is_one_for_all(next(iter(found.values())), runs[0][0]) else len(pair[0])
+    gradients = _gradients(model, pair[source], pair[target], receivers, metrics, steps)
+    check_gradients(dict.fromkeys(metrics, gradients), [metric_values(metrics, run[0]) for run in runs], steps)
+    rows = 1 if is_one_for_all(next(iter(metrics.values())), runs[0][0]) else len(pair[0])
     senders, every = list(changes), torch.stack(list(changes.values()))
-    by_receiver = [torch.einsum("sbpd,bpd->sp", every, _of_head(gradients, each)) for each in receivers]
+    by_receiver = [torch.einsum("sbpd,bpd->sp", every, _of_head(gradients, receiver)) for receiver in receivers]
     matrix = torch.stack(by_receiver, 1) / rows
     matrix = matrix if by_position else matrix.sum(-1, keepdim=True)
     at = [(u, v, place) for u, v in _pairs(senders, receivers) for place in range(matrix.shape[-1])]
@@ -84,18 +84,20 @@ def edges(
     info: dict[str, Any] = {"direction": direction, **({} if steps is None else {"steps": steps})}
     info |= about(model, f"edge attribution, {into(direction)}")
     for key, (logits, *_) in zip(("clean", "corrupted"), runs, strict=True):
-        info[key] = float(metric_values(found, logits).mean())
+        info[key] = float(metric_values(metrics, logits).mean())
     if check:
         cells, n_top = sampled(values, _is_sent(every, at, by_position), check, seed)
         chosen = [(senders[u], receivers[v], place if by_position else None) for u, v, place in (at[x] for x in cells)]
         sent = [(_at_place(changes[sender], place), receiver) for sender, receiver, place in chosen]
-        true = true_effects(model, pair[target], found, sent, how)
+        true = true_effects(model, pair[target], metrics, sent, how)
         labels = [_edge_label(*edge, places) for edge in chosen]
-        info |= agreement(values[None, cells], true, n_top, labels, list(found))
+        info |= agreement(values[None, cells], true, n_top, labels, list(metrics))
     else:
         warn_of_dropout(model)
     names = [senders[u] for u, _, _ in at], [receivers[v].label for _, v, _ in at]
-    return EdgeScores(values, *names, next(iter(found)), info, None if places is None else [places[x] for *_, x in at])
+    return EdgeScores(
+        values, *names, next(iter(metrics)), info, None if places is None else [places[x] for *_, x in at]
+    )
 
 
 def _pairs(senders: Sequence[str], receivers: Sequence[Node]) -> list[tuple[int, int]]:
@@ -145,9 +147,9 @@ class EdgeScores:
 
     def of(self, sender: str | None = None, to: str | None = None) -> Any:
         """The score of one edge; or with only a sender, or only a receiver, the `EdgeScores` of that one's edges."""
-        for asked, known in ((sender, self.senders), (to, self.receivers)):
-            if asked is not None and asked not in known:
-                raise HooklineError(f"there is no {asked!r}: use one of {', '.join(dict.fromkeys(known))}")
+        for label, labels in ((sender, self.senders), (to, self.receivers)):
+            if label is not None and label not in labels:
+                raise HooklineError(f"there is no {label!r}: use one of {', '.join(dict.fromkeys(labels))}")
         pairs = enumerate(zip(self.senders, self.receivers, strict=True))
         at = [n for n, (u, v) in pairs if sender in (None, u) and to in (None, v)]
         if not at:
@@ -164,19 +166,19 @@ class EdgeScores:
 
     def top(self, k: int = 10, by: Literal["abs", "value", "lowest"] = "abs") -> TopCells:
         """The `k` edges of largest size, largest value or lowest value, in order."""
-        found = TopCells()
+        cells = TopCells()
         for cell in Result(self.values, ("edge",), {"edge": list(range(len(self)))}).top(k, by):
             at = int(cell.labels["edge"])
             place: dict[str, Label] = {} if self.positions is None else {"pos": self.positions[at]}
-            found.append(cell._replace(labels={"sender": self.senders[at], "receiver": self.receivers[at], **place}))
-        return found
+            cells.append(cell._replace(labels={"sender": self.senders[at], "receiver": self.receivers[at], **place}))
+        return cells
 
     @property
     def matrix(self) -> Result:
         """The scores as a Result over senders and receivers, summed over positions; 0 where there is no edge."""
-        rows, columns = (list(dict.fromkeys(each)) for each in (self.senders, self.receivers))
+        rows, columns = (list(dict.fromkeys(names)) for names in (self.senders, self.receivers))
         values = torch.zeros(len(rows), len(columns))
-        where = [[rows.index(each) for each in self.senders], [columns.index(each) for each in self.receivers]]
+        where = [[rows.index(name) for name in self.senders], [columns.index(name) for name in self.receivers]]
         values.index_put_(tuple(map(torch.tensor, where)), self.values.float(), accumulate=True)
         # The scores are changes of the metric, so a plot of them is centered on 0, not on a run's value.
         info = {key: value for key, value in self.info.items() if key not in BASELINES}
@@ -203,19 +205,19 @@ def edge_receivers(model: HookedModel) -> list[Node]:
     A receiver reads everything that is written before its layer and turn.
     """
     points, n_layers = model._points, model.cfg.n_layers
-    found: list[Node] = []
+    receivers: list[Node] = []
     for layer in range(n_layers):
         prefix = points.layer(layer)
         for kind in "qkv":
             point = points.find(f"{prefix}.hook_{kind}_input")
             n = model.cfg.n_heads if kind == "q" else model.cfg.n_kv_heads
             letter = "KV" if n != model.cfg.n_heads else "H"
-            found += [Node(f"L{layer}{letter}{head}.{kind}", layer, 0, point, head) for head in range(n)]
+            receivers += [Node(f"L{layer}{letter}{head}.{kind}", layer, 0, point, head) for head in range(n)]
         if f"{prefix}.hook_mlp_out" in points.hook_dict:
             turn = 0 if points.anatomy.main.architecture.parallel else 1
-            found.append(Node(f"mlp{layer}", layer, turn, points.find(f"{prefix}.hook_mlp_in")))
+            receivers.append(Node(f"mlp{layer}", layer, turn, points.find(f"{prefix}.hook_mlp_in")))
     last = points.find(f"{points.layer(n_layers - 1)}.hook_resid_post")
-    return [*found, Node("logits", n_layers, 0, last)]
+    return [*receivers, Node("logits", n_layers, 0, last)]
 
 
 def sender_turn(sender: str) -> tuple[int, int]:
@@ -231,8 +233,8 @@ def sender_outputs(
     model: HookedModel, prompts: Prompts, more: Sequence[str] = ()
 ) -> tuple[Tensor, dict[str, Float[Tensor, "batch pos d_model"]], dict[str, Tensor]]:
     """The logits, what every sender writes to the stream, and the activations at `more` points."""
-    wanted = ("hook_embed", "hook_pos_embed", "resid_pre", "attn.hook_z", "attn_out", "mlp_out", "hook_scale", "_post")
-    names = [name for name in model.hook_dict if name.endswith(wanted)]
+    ends = ("hook_embed", "hook_pos_embed", "resid_pre", "attn.hook_z", "attn_out", "mlp_out", "hook_scale", "_post")
+    names = [name for name in model.hook_dict if name.endswith(ends)]
     with drawn_once(len(prompts)):
         logits, cache = model.run_with_cache(**prompts.call(model), names_filter=[*dict.fromkeys([*names, *more])])
     stacked, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
@@ -249,7 +251,7 @@ def _gradients(
     model: HookedModel, source: Prompts, target: Prompts, receivers: Sequence[Node], metrics: Metrics, steps: int | None
 ) -> dict[str, Tensor]:
     """The gradient of the metric at the points of the receivers."""
-    names = list(dict.fromkeys(each.point.name for each in receivers))
+    names = list(dict.fromkeys(receiver.point.name for receiver in receivers))
     line = Line(model, target, names, steps, "inputs")
     _, start = line.start()
     end = {} if steps is None else ran(model, source, list(line.moved))[1]

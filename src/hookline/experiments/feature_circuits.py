@@ -83,13 +83,13 @@ def feature_scores(
         raise HooklineError("corrupted=None sets features to 0: it has no direction, and no inputs to go along")
     both = _Both.of(model, clean, corrupted, metric, saes, direction, steps, along)
     gradients = both.line.gradients(both.metrics, both.given, both.there)
-    check_gradients(gradients, [metric_values(both.metrics, each) for each in both.logits], steps)
-    found = both.scored(next(iter(gradients.values())), by_position=by_position)
-    if not found:
+    check_gradients(gradients, [metric_values(both.metrics, logits) for logits in both.logits], steps)
+    node_scores = both.scored(next(iter(gradients.values())), by_position=by_position)
+    if not node_scores:
         what = "is active" if corrupted is None else "differs between the two runs"
         raise HooklineError(f"no feature {what}: use other prompts, or autoencoders at other points")
-    values, labels = torch.tensor(list(found.values())), [node.label for node in found]
-    errors = values.abs()[torch.tensor([node.feature < 0 for node in found])].sum()
+    values, labels = torch.tensor(list(node_scores.values())), [node.label for node in node_scores]
+    errors = values.abs()[torch.tensor([node.feature < 0 for node in node_scores])].sum()
     info: dict[str, Any] = {"direction": direction, "errors": float(errors / values.abs().sum().clamp(min=1e-30))}
     info |= {} if steps is None else {"steps": steps, "along": along}
     if corrupted is None:
@@ -97,7 +97,7 @@ def feature_scores(
     info |= about(model, "features set to 0" if corrupted is None else f"features, {into(direction)}")
     if check:
         cells, n_top = sampled(values, torch.ones_like(values, dtype=torch.bool), check, seed)
-        true = both.true([list(found)[cell] for cell in cells], how)
+        true = both.true([list(node_scores)[cell] for cell in cells], how)
         info |= agreement(values[None, cells], true, n_top, [{"node": labels[x]} for x in cells], list(both.metrics))
     else:
         warn_of_dropout(model)
@@ -138,11 +138,11 @@ def feature_edges(
     best = set(scores.values.abs().argsort(descending=True, stable=True)[:most].tolist())
     nodes = [node for at, node in enumerate(feature_nodes(scores, both.known)) if at in best]
     total = next(iter(both.line.gradients(both.metrics, both.given, both.there).values()))
-    found = _Direct(both, total).edges(nodes)
-    values = torch.tensor(list(found.values()))
+    edges = _Direct(both, total).edges(nodes)
+    values = torch.tensor(list(edges.values()))
     how = "set to 0" if corrupted is None else into(direction)
     info = {"direction": direction, **about(model, f"edges between features, {how}")}
-    return EdgeScores(values, [u for u, _ in found], [v for _, v in found], next(iter(both.metrics)), info)
+    return EdgeScores(values, [u for u, _ in edges], [v for _, v in edges], next(iter(both.metrics)), info)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,33 +165,40 @@ class _Both:
         cls, model: HookedModel, clean: Prompt, corrupted: Prompt | None, metric: Any, saes: Autoencoders,
         direction: Direction, steps: int | None, along: Along,
     ) -> _Both:  # fmt: skip
-        known = dictionaries(model, saes)
+        autoencoders = dictionaries(model, saes)
         metric, pair = prompt_pair(model, clean, clean if corrupted is None else corrupted, metric)
         if pair[0].more:
             raise HooklineError("features are nodes of prompts of text, not of images")
         source, target = (0, 1) if direction == "denoise" and corrupted is not None else (1, 0)
-        line = Line(model, pair[target], [each.point.name for each in known.values()], steps, along)
+        line = Line(model, pair[target], [dictionary.point.name for dictionary in autoencoders.values()], steps, along)
         logits = {}
-        logits[target], there = line.start()
+        logits[target], target_values = line.start()
         with torch.no_grad():
             zeroed = {} if corrupted is not None else {
-                name: FeatureChanges.to_zero(each, there[each.point.name], pair[0].mask) for name, each in known.items()
+                name: FeatureChanges.to_zero(dictionary, target_values[dictionary.point.name], pair[0].mask)
+                for name, dictionary in autoencoders.items()
             }  # fmt: skip
         if corrupted is None:
-            logits[source] = without_features(model, known, pair[0])
-            given: Values = {each.at.point.name: each.end(there[each.at.point.name]) for each in zeroed.values()}
+            logits[source] = without_features(model, autoencoders, pair[0])
+            source_values: Values = {
+                change.at.point.name: change.end(target_values[change.at.point.name]) for change in zeroed.values()
+            }
         else:
-            logits[source], given = ran(model, pair[source], line.names)
+            logits[source], source_values = ran(model, pair[source], line.names)
         metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
         if len(metrics) > 1:
             raise HooklineError(f"features need one metric, got {len(metrics)}: {', '.join(metrics)}")
         with torch.no_grad():
             changes = zeroed or {
-                name: FeatureChanges.between(each, there[each.point.name], given[each.point.name], pair[0].mask)
-                for name, each in known.items()
+                name: FeatureChanges.between(
+                    dictionary, target_values[dictionary.point.name], source_values[dictionary.point.name], pair[0].mask
+                )
+                for name, dictionary in autoencoders.items()
             }
         sign = -1.0 if zeroed else 1.0
-        return cls(line, known, pair, metrics, [logits[0], logits[1]], given, there, changes, sign)
+        return cls(
+            line, autoencoders, pair, metrics, [logits[0], logits[1]], source_values, target_values, changes, sign
+        )
 
     @property
     def rows(self) -> int:
@@ -200,7 +207,7 @@ class _Both:
 
     def scored(self, gradients: Mapping[str, Tensor], *, by_position: bool) -> dict[FeatureNode, float]:
         """The score of each node."""
-        found = {}
+        scores = {}
         labels = self.pair[0].labels(self.line.model)
         for name, change in self.changes.items():
             effects = change.effects(gradients[change.at.point.name]).sum(0) * self.sign / self.rows
@@ -210,14 +217,14 @@ class _Both:
             for place, feature in is_node.nonzero().tolist():
                 number = feature if feature < change.at.sae.d_sae else -1
                 node = FeatureNode(name, number, labels[place] if by_position else None)
-                found[node] = float(effects[place, feature])
-        return found
+                scores[node] = float(effects[place, feature])
+        return scores
 
     def place(self, node: FeatureNode) -> slice:
         """The columns of a node."""
         if node.place is None:
             return slice(None)
-        labels = [str(each) for each in self.pair[0].labels(self.line.model)]
+        labels = [str(label) for label in self.pair[0].labels(self.line.model)]
         if str(node.place) not in labels:
             raise HooklineError(
                 f"the scores have {node.label!r}, but the prompts have the positions {labels[0]!r} to {labels[-1]!r}"
@@ -256,20 +263,20 @@ class _Direct:
         """The edges between these nodes, and to the logits."""
         both = self.both
         model, prompts = both.line.model, both.line.prompts
-        hooks = [(each.point.name, self._cut(name)) for name, each in both.known.items()]
+        hooks = [(dictionary.point.name, self._cut(name)) for name, dictionary in both.known.items()]
         call = prompts.call(model)
         logits, _ = traced_run(
             lambda every: model.run_with_hooks(**call, fwd_hooks=every), len(prompts), (), hooks, with_grad=True
         )
-        found: dict[tuple[str, str], float] = {}
+        edges: dict[tuple[str, str], float] = {}
         order, metric = list(both.known), next(iter(both.metrics.items()))
         for to in nodes:
             before = {name: self.leaves[name] for name in order[: order.index(to.point)]}
             if before and (value := self._value(to)).requires_grad:
                 gradients = torch.autograd.grad(value, list(before.values()), retain_graph=True, allow_unused=True)
-                self._add(found, nodes, dict(zip(before, gradients, strict=True)), to.label)
-        self._add(found, nodes, gradients_of(metric[1], metric[0], logits, self.leaves), "logits")
-        return found
+                self._add(edges, nodes, dict(zip(before, gradients, strict=True)), to.label)
+        self._add(edges, nodes, gradients_of(metric[1], metric[0], logits, self.leaves), "logits")
+        return edges
 
     def _value(self, node: FeatureNode) -> Float[Tensor, ""]:
         """The node times its total gradient, which is a constant."""
@@ -278,15 +285,15 @@ class _Direct:
         with torch.enable_grad():
             x, features = change.at.split(self.reached[node.point])
             error = x - change.at.sae.decode(features, x)
-            each = (error * flat).sum(-1) if node.feature < 0 else (features * weights)[..., node.feature]
-            return (each * change.mask)[:, at].sum()
+            product = (error * flat).sum(-1) if node.feature < 0 else (features * weights)[..., node.feature]
+            return (product * change.mask)[:, at].sum()
 
     def _add(
-        self, found: dict[tuple[str, str], float], nodes: Sequence[FeatureNode], gradients: Mapping[str, Any], to: str
+        self, edges: dict[tuple[str, str], float], nodes: Sequence[FeatureNode], gradients: Mapping[str, Any], to: str
     ) -> None:
         for name, gradient in gradients.items():
             if gradient is not None:
                 effects = self.both.changes[name].effects(gradient).sum(0) * self.both.sign / self.both.rows
                 for node in nodes:
                     if node.point == name:
-                        found[node.label, to] = float(effects[self.both.place(node), node.feature].sum())
+                        edges[node.label, to] = float(effects[self.both.place(node), node.feature].sum())

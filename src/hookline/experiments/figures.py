@@ -73,23 +73,23 @@ def colored_tokens(
     if rows.shape[1] != len(texts):
         raise HooklineError(f"values of shape {list(rows.shape)} do not fit {len(texts)} tokens")
     finite = torch.where(rows.isfinite(), rows, 0.0)
-    given = {"tokens": list(texts), "names": _names(names, len(rows), [""] if len(rows) == 1 else None)}
+    fields = {"tokens": list(texts), "names": _names(names, len(rows), [""] if len(rows) == 1 else None)}
     most = [float(row.abs().max()) or 1.0 for row in finite]
     scales = ["zero" if bool((row < 0).any()) else "one" for row in finite]
-    panel = {"kind": "tokens", "title": "", **given, "most": most, "scales": scales, "values": packed_tensor(rows)}
+    panel = {"kind": "tokens", "title": "", **fields, "most": most, "scales": scales, "values": packed_tensor(rows)}
     return figure([panel], title, theme)
 
 
-def _rows(given: Any, ndim: int, shapes: str) -> Tensor:
+def _rows(values: Any, ndim: int, shapes: str) -> Tensor:
     """The values as a tensor with one row for each head or name."""
-    x = torch.as_tensor(given).detach().float().cpu()
+    x = torch.as_tensor(values).detach().float().cpu()
     if x.ndim not in (ndim - 1, ndim) or not x.numel():
         raise HooklineError(f"{shapes}, got the shape {list(x.shape)}")
     return x if x.ndim == ndim else x[None]
 
 
-def _names(given: Sequence[str] | None, count: int, default: list[str] | None) -> list[str]:
-    names = list(given) if given is not None else default or [f"row {at}" for at in range(count)]
+def _names(requested: Sequence[str] | None, count: int, default: list[str] | None) -> list[str]:
+    names = list(requested) if requested is not None else default or [f"row {at}" for at in range(count)]
     if len(names) != count:
         raise HooklineError(f"there are {len(names)} names for {count} rows of values")
     return names

@@ -76,8 +76,8 @@ def attribution_graph(
     ids = _targets(model, local.run.probabilities, target, max_logits, logit_share)
     probabilities = local.run.probabilities[ids]
     edges = Edges(local, _demeaned(ids, len(local.run.logits)), probabilities)
-    found = edges.compute(max_features, progress)
-    graph = _graph(model, text, edges, found, ids.tolist(), probabilities.tolist())
+    computed = edges.compute(max_features, progress)
+    graph = _graph(model, text, edges, computed, ids.tolist(), probabilities.tolist())
     _refuse_unless_linear(model, graph)
     return graph
 
@@ -98,17 +98,17 @@ def _one_prompt(model: HookedModel, prompt: Prompt) -> Prompts:
     return text
 
 
-def _without_features(model: HookedModel, text: Prompts, given: Sequence[int] | None) -> list[int]:
+def _without_features(model: HookedModel, text: Prompts, errors_only: Sequence[int] | None) -> list[int]:
     """The positions that have an error only."""
-    if given is None:
+    if errors_only is None:
         first = getattr(model.tokenizer, "bos_token_id", None)
         return [0] if first is not None and int(text.tokens[0, 0]) == first else []
-    if isinstance(given, str | int):
-        raise HooklineError(f"errors_only is a list of positions, as in [0], got {given!r}")
-    for pos in given:
+    if isinstance(errors_only, str | int):
+        raise HooklineError(f"errors_only is a list of positions, as in [0], got {errors_only!r}")
+    for pos in errors_only:
         if isinstance(pos, bool) or not isinstance(pos, int) or pos not in range(-text.width, text.width):
             raise HooklineError(f"errors_only has the position {pos!r}, but the prompt has {text.width} tokens")
-    return sorted({pos % text.width for pos in given})
+    return sorted({pos % text.width for pos in errors_only})
 
 
 def _targets(model: HookedModel, probabilities: Tensor, target: Any, most: int, share: float) -> Tensor:
@@ -137,27 +137,27 @@ def _word(model: HookedModel, token: int) -> str:
 
 
 def _graph(
-    model: HookedModel, text: Prompts, edges: Edges, found: Computed, ids: list[int], probabilities: list[float]
+    model: HookedModel, text: Prompts, edges: Edges, computed: Computed, ids: list[int], probabilities: list[float]
 ) -> AttributionGraph:
     """The graph of the rows that were computed."""
-    texts, words = ([_word(model, token) for token in each] for each in (text.tokens[0].tolist(), ids))
+    texts, words = ([_word(model, token) for token in tokens] for tokens in (text.tokens[0].tolist(), ids))
     nodes = _nodes(model, text, edges, texts, list(zip(ids, words, probabilities, strict=True)))
     edges.ids = [node.id for node in nodes]
     is_kept = torch.zeros(edges.n_nodes, dtype=torch.bool)
     is_kept[edges.n_units :] = True
-    is_kept[found.into] = True
+    is_kept[computed.into] = True
     full = torch.zeros(edges.n_nodes, edges.n_nodes)
-    full[found.into] = found.rows
+    full[computed.into] = computed.rows
     pre, bias, rest = torch.zeros(3, edges.n_nodes, dtype=torch.float64)
-    pre[found.into], bias[found.into] = found.pre, found.bias
-    rest[found.into] = found.rows[:, ~is_kept].double().sum(1)
+    pre[computed.into], bias[computed.into] = computed.pre, computed.bias
+    rest[computed.into] = computed.rows[:, ~is_kept].double().sum(1)
     sums = [
         replace(node, pre_activation=float(x)) if node.is_target else node for node, x in zip(nodes, pre, strict=True)
     ]
     explained = edges.local.explained()
     info = about(model, "attribution graph") | ({"explained": explained} if explained else {})
     return AttributionGraph(
-        tuple(node for node, kept in zip(sums, is_kept.tolist(), strict=True) if kept),
+        tuple(node for node, is_included in zip(sums, is_kept.tolist(), strict=True) if is_included),
         full[is_kept][:, is_kept],
         bias[is_kept],
         rest[is_kept],

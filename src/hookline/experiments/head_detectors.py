@@ -52,22 +52,22 @@ def head_scores(
     Without `prompts`, random repeated tokens are used: `batch` (4) rows of `length` (50, or as many as fit) tokens and
     the same tokens again, after the BOS token if there is one, drawn with `seed` (0).
     """
-    wanted = [kinds] if isinstance(kinds, str) else list(kinds)
-    if not wanted or len({*wanted}) < len(wanted):
+    requested = [kinds] if isinstance(kinds, str) else list(kinds)
+    if not requested or len({*requested}) < len(requested):
         raise HooklineError(f"kinds are some of {', '.join(map(repr, KINDS))}, without duplicates, got {kinds!r}")
     check_language_model(model)
     if prompts is not None and (length, batch, seed) != (None, None, None):
         raise HooklineError("length, batch and seed are for random tokens: remove them, or remove prompts")
     where, texts = _texts(model, repeated_tokens(model, length, batch, seed) if prompts is None else prompts)
-    patterns = [torch.stack([detection_pattern(kind, tokens) for kind in wanted]) for tokens in texts]
-    counts = torch.stack([each.any(-1).sum(-1) for each in patterns]).sum(0)
-    for kind, count in zip(wanted, counts.tolist(), strict=True):
+    patterns = [torch.stack([detection_pattern(kind, tokens) for kind in requested]) for tokens in texts]
+    counts = torch.stack([pattern.any(-1).sum(-1) for pattern in patterns]).sum(0)
+    for kind, count in zip(requested, counts.tolist(), strict=True):
         if not count:
             why = "has a previous token" if kind == "previous_token" else "is repeated"
             raise HooklineError(f"no token of these prompts {why}, so {kind} has no score: remove prompts")
     total = _summed(model, where, texts, lambda x, text: torch.einsum("hpk,tpk->ht", x, patterns[text]))
     values = total.permute(2, 0, 1) / counts[:, None, None]
-    coords: dict[str, list[Label]] = {"kind": [*wanted], **_coords(where, values)}
+    coords: dict[str, list[Label]] = {"kind": [*requested], **_coords(where, values)}
     info = {"texts": len(texts), **about(model, "attention of heads")}
     return Result(values, ("kind", "layer", "head"), coords, "score", info)
 
@@ -95,21 +95,21 @@ def detect(
         raise HooklineError(f'measure is "mul" or "abs", got {measure!r}')
     check_language_model(model)
     where, texts = _texts(model, prompts)
-    wanted = [
+    targets = [
         _checked(model, pattern, tokens) if isinstance(pattern, Tensor) else detection_pattern(pattern, tokens)
         for tokens in texts
     ]
-    scored = [torch.ones_like(each) for each in wanted]
-    for each in scored:
-        each[:, 0] *= not exclude_bos
-        each.diagonal().mul_(not exclude_current_token)
+    scored = [torch.ones_like(target) for target in targets]
+    for mask in scored:
+        mask[:, 0] *= not exclude_bos
+        mask.diagonal().mul_(not exclude_current_token)
 
     def score(attention: Tensor, text: int) -> Tensor:
         if measure == "abs":
-            return 1 - ((attention - wanted[text]).abs() * scored[text]).sum((1, 2)) / len(wanted[text])
+            return 1 - ((attention - targets[text]).abs() * scored[text]).sum((1, 2)) / len(targets[text])
         looked = attention * scored[text]
         total = looked.sum((1, 2))
-        return (looked * wanted[text]).sum((1, 2)) / total.masked_fill(total == 0, 1.0)
+        return (looked * targets[text]).sum((1, 2)) / total.masked_fill(total == 0, 1.0)
 
     values = _summed(model, where, texts, score) / len(texts)
     info: dict[str, Any] = {"pattern": pattern if isinstance(pattern, str) else "given", "measure": measure}
@@ -157,12 +157,14 @@ def repeated_tokens(
     if length < 2 or batch < 1 or (room is not None and length > room):
         most = "" if room is None else f" and at most {room}, since the tokens are repeated"
         raise HooklineError(f"batch is at least 1 and length at least 2{most}, got batch={batch}, length={length}")
-    known = _plain_tokens(model)
+    vocabulary = _plain_tokens(model)
     generator = torch.Generator().manual_seed(0 if seed is None else seed)
-    if len(known) >= length:
-        once = torch.stack([known[torch.randperm(len(known), generator=generator)[:length]] for _ in range(batch)])
+    if len(vocabulary) >= length:
+        once = torch.stack(
+            [vocabulary[torch.randperm(len(vocabulary), generator=generator)[:length]] for _ in range(batch)]
+        )
     else:
-        once = known[torch.randint(len(known), (batch, length), generator=generator)]
+        once = vocabulary[torch.randint(len(vocabulary), (batch, length), generator=generator)]
     return torch.cat([torch.tensor(first, dtype=torch.long).expand(batch, -1), once, once], 1).to(model.cfg.device)
 
 
@@ -172,17 +174,17 @@ def _plain_tokens(model: HookedModel) -> Int[Tensor, " token"]:
         return torch.arange(model.cfg.d_vocab)
     special = {*model.tokenizer.all_special_ids}
     most = min(model.cfg.d_vocab, len(model.tokenizer))
-    return torch.tensor([each for each in range(most) if each not in special])
+    return torch.tensor([token for token in range(most) if token not in special])
 
 
 def _texts(model: HookedModel, prompts: Prompt) -> tuple[SweepPoints, list[Tensor]]:
     """The points of the attention patterns, and the tokens of each prompt, without padding."""
     if model._points.anatomy.is_encoder_decoder:
         raise HooklineError("head detectors do not support encoder-decoder models")
-    where, found = sweep_points(model, "pattern", ("layer", "head")), prompts_of(model, prompts)
-    if found.more:
+    where, texts = sweep_points(model, "pattern", ("layer", "head")), prompts_of(model, prompts)
+    if texts.more:
         raise HooklineError("head detectors need text prompts: for prompts with images, cache hook_pattern")
-    return where, [found.row(row)[0] for row in range(len(found))]
+    return where, [texts.row(row)[0] for row in range(len(texts))]
 
 
 def _summed(
@@ -202,12 +204,12 @@ def _score_first_row(score: Callable[[Tensor, int], Tensor], text: int, pattern:
 
 def _checked(model: HookedModel, pattern: Tensor, tokens: Tensor) -> Float[Tensor, "pos pos"]:
     n = len(tokens)
-    wanted = pattern.detach().float().cpu()
-    if wanted.shape != (n, n):
+    target = pattern.detach().float().cpu()
+    if target.shape != (n, n):
         raise HooklineError(f"the pattern is {list(pattern.shape)}, but the prompt has {n} tokens: pass [{n}, {n}]")
-    if model._points.anatomy.main.name != "encoder" and bool(wanted.triu(1).any()):
+    if model._points.anatomy.main.name != "encoder" and bool(target.triu(1).any()):
         raise HooklineError("the pattern attends to later tokens, but this model is causal: use pattern.tril()")
-    return wanted
+    return target
 
 
 def _coords(where: SweepPoints, values: Tensor) -> dict[str, list[Label]]:

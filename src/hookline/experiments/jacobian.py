@@ -99,8 +99,8 @@ class JacobianLens:
         `logit_lens`. Without `tokens`, it takes one prompt.
         """
         if measure not in MEASURES or (measure == "rank" and tokens is None):
-            known = ", ".join(map(repr, MEASURES))
-            raise HooklineError(f"measure is one of {known} ('rank' needs tokens=…), got {measure!r}")
+            choices = ", ".join(map(repr, MEASURES))
+            raise HooklineError(f"measure is one of {choices} ('rank' needs tokens=…), got {measure!r}")
         model = self._bound()
         text = checked_text(model, prompt, pos)
         cache = self._cache(text, pos)
@@ -108,16 +108,16 @@ class JacobianLens:
         info: dict[str, Any] = {"measure": measure, **about(model, "Jacobian lens")}
         if tokens is None:
             chosen = self._likeliest(cache, text)
-            info["tokens"] = [[shown_token(model, each) for each in layer[0]] for layer in chosen.tolist()]
+            info["tokens"] = [[shown_token(model, token) for token in layer[0]] for layer in chosen.tolist()]
         else:
             ids = answer_ids(model, text, tokens, pos)
             chosen, info["tokens"] = beside(ids, torch.Size(shape)).expand(len(self.layers), *shape), ids.tolist()
-        found, start = [], 0
+        chunks, start = [], 0
         for logits in self._logits(cache):
-            some = chosen[:, :, start : start + logits.shape[2], None].to(logits.device)
-            found.append(MEASURES[measure](logits, some))
+            chunk_ids = chosen[:, :, start : start + logits.shape[2], None].to(logits.device)
+            chunks.append(MEASURES[measure](logits, chunk_ids))
             start += logits.shape[2]
-        values = torch.cat(found, -1)
+        values = torch.cat(chunks, -1)
         places: dict[str, list[Label]] = {} if pos is not None else {"pos": [*text.labels(model)]}
         values = values[..., 0] if pos is not None else values
         return laid_out(values, {"layer": [*self.layers]}, places, measure, info, per_example=False)
@@ -134,13 +134,13 @@ class JacobianLens:
     def directions(self, tokens: Answers, layer: int) -> Float[Tensor, "token d_model"]:
         """The direction in the stream after a layer along which the lens's logit of each token rises."""
         model = self._bound()
-        found = torch.atleast_2d(model.weights.tokens_to_residual_directions(tokens).detach().float().cpu())
+        directions = torch.atleast_2d(model.weights.tokens_to_residual_directions(tokens).detach().float().cpu())
         norm = norm_of(model._points.anatomy.main.ln_final, model.cfg.d_model)
         if norm is not None:
             gain = norm.gain
-            found = found * (gain.detach().float().cpu() if isinstance(gain, Tensor) else gain)
-            found = found - found.mean(-1, keepdim=True) if norm.subtracts_mean else found
-        return found @ self.matrix(layer).float()
+            directions = directions * (gain.detach().float().cpu() if isinstance(gain, Tensor) else gain)
+            directions = directions - directions.mean(-1, keepdim=True) if norm.subtracts_mean else directions
+        return directions @ self.matrix(layer).float()
 
     def steer(
         self, token: str | int, layers: Sequence[int] | None = None, coefficient: float = 1.0, *, pos: Positions = None
@@ -149,21 +149,21 @@ class JacobianLens:
 
         model.generate(prompt, fwd_hooks=…)                  # with model.hooks(lens.steer(" Paris", [5], 0.5)): …
         """
-        found: Hooks = []
+        hooks: Hooks = []
         for layer in self.layers if layers is None else layers:
             unit = _units(self.directions(token, layer), layer)[0]
-            found.append((self._point(layer), add(unit * self.norms[self._at(layer)].float(), coefficient, pos=pos)))
-        return found
+            hooks.append((self._point(layer), add(unit * self.norms[self._at(layer)].float(), coefficient, pos=pos)))
+        return hooks
 
     def ablate(self, tokens: Answers, layers: Sequence[int] | None = None, *, pos: Positions = None) -> Hooks:
         """Edits that remove the directions of some tokens from the stream: the rest is orthogonal to all of them."""
-        found: Hooks = []
+        hooks: Hooks = []
         for layer in self.layers if layers is None else layers:
             units = _units(self.directions(tokens, layer), layer)
             left, sizes, _ = torch.linalg.svd(units.T.double(), full_matrices=False)
             basis = left[:, sizes > 1e-6 * sizes[0]].T.float()
-            found += [(self._point(layer), project_out(each, pos=pos)) for each in basis]
-        return found
+            hooks += [(self._point(layer), project_out(direction, pos=pos)) for direction in basis]
+        return hooks
 
     def swap(
         self, token: str | int, other: str | int, layers: Sequence[int] | None = None, *, pos: Positions = None
@@ -172,13 +172,13 @@ class JacobianLens:
 
         Both directions are taken with length 1, so the exchange is a reflection, and keeps the norm of the stream.
         """
-        found: Hooks = []
+        hooks: Hooks = []
         for layer in self.layers if layers is None else layers:
-            one, two = (_units(self.directions(each, layer), layer)[0] for each in (token, other))
+            one, two = (_units(self.directions(answer, layer), layer)[0] for answer in (token, other))
             if float((one - two).norm()) < 1e-4:
                 raise HooklineError(f"{token!r} and {other!r} have the same direction after layer {layer}: no exchange")
-            found.append((self._point(layer), reflect(one - two, pos=pos)))
-        return found
+            hooks.append((self._point(layer), reflect(one - two, pos=pos)))
+        return hooks
 
     def save(self, path: str | Path) -> None:
         """Write the lens to a safetensors file, with a checksum and the identity of the model."""
@@ -192,21 +192,21 @@ class JacobianLens:
 
         `check=False` accepts other weights of the same shape, such as those of a fine-tuned model or another dtype.
         """
-        found, about = read_tensors(path, "Jacobian lens", called="a Jacobian lens", writer="JacobianLens.save")
+        content, about = read_tensors(path, "Jacobian lens", called="a Jacobian lens", writer="JacobianLens.save")
         with taking_apart(str(path)):
-            tensors = (found["matrices"], found["layers"].tolist(), found["norms"], found["errors"])
+            tensors = (content["matrices"], content["layers"].tolist(), content["norms"], content["errors"])
             lens = cls(*tensors, json.loads(about["info"]))
         return lens if model is None else lens._of(model, path, check=check)
 
     def _of(self, model: HookedModel, path: str | Path, *, check: bool) -> Self:
         """The lens with a model that it fits."""
-        here = _identity(model)
+        identity = _identity(model)
         for key in ("d_model", "n_layers", "weights") if check else ("d_model", "n_layers"):
-            if here[key] != self.info.get(key):
+            if identity[key] != self.info.get(key):
                 more = ", or the same ones in another dtype: check=False accepts it" if key == "weights" else ""
                 raise HooklineError(
-                    f"{path} is a lens of another model ({self.info.get('model')}, not {here['model']}): {key} is "
-                    f"{self.info.get(key)} there and {here[key]} here{more}"
+                    f"{path} is a lens of another model ({self.info.get('model')}, not {identity['model']}): {key} is "
+                    f"{self.info.get(key)} there and {identity[key]} here{more}"
                 )
         return replace(self, model=model)
 
@@ -218,10 +218,10 @@ class JacobianLens:
 
     def _at(self, layer: int) -> int:
         depth = self.info.get("n_layers")
-        wanted = layer + depth if isinstance(layer, int) and layer < 0 and depth else layer
-        if wanted not in self.layers:
+        number = layer + depth if isinstance(layer, int) and layer < 0 and depth else layer
+        if number not in self.layers:
             raise HooklineError(f"the lens has no matrix for layer {layer!r}: it has {self.layers}")
-        return self.layers.index(wanted)
+        return self.layers.index(number)
 
     def _bound(self) -> HookedModel:
         if self.model is None:
@@ -229,8 +229,8 @@ class JacobianLens:
         return self.model
 
     def _point(self, layer: int) -> str:
-        wanted = self.layers[self._at(layer)]
-        return stream_points(self._bound(), [wanted])[wanted]
+        number = self.layers[self._at(layer)]
+        return stream_points(self._bound(), [number])[number]
 
     def _cache(self, text: Prompts, pos: int | None) -> ModelCache:
         """The streams of a run, at one position or all, and what the readout is checked against."""
@@ -323,14 +323,16 @@ def fit(
 
 def stream_points(model: HookedModel, layers: Sequence[int] | None) -> dict[int, str]:
     """The names of the points after some layers; an error unless they are one vector per position."""
-    found = {int(layer): point for (layer,), point in sweep_points(model, "resid_post", "layer", layers).points.items()}
-    for point in found.values():
+    points = {
+        int(layer): point for (layer,), point in sweep_points(model, "resid_post", "layer", layers).points.items()
+    }
+    for point in points.values():
         if point.axes != "b p d":
             raise HooklineError(
                 f"a Jacobian lens needs a residual stream of one vector per position, but {point.name!r} has axes "
                 f"{point.axes}"
             )
-    return {layer: point.name for layer, point in found.items()}
+    return {layer: point.name for layer, point in points.items()}
 
 
 def _checked(model: HookedModel, layers: Sequence[int] | None) -> dict[int, str]:
@@ -358,16 +360,16 @@ def _mask(model: HookedModel, text: Prompts, pos: Positions) -> Bool[Tensor, " p
     """The positions that take part."""
     if pos is None:
         return text.mask[0]
-    found = torch.zeros_like(text.mask[0])
-    found[prompt_positions(model, text, pos)[0]] = True
-    return found
+    mask = torch.zeros_like(text.mask[0])
+    mask[prompt_positions(model, text, pos)[0]] = True
+    return mask
 
 
 def _sources(stream: Tensor, takes_part: Tensor, outliers: Outliers) -> Bool[Tensor, " pos"]:
     """The positions over which the mean is taken: those that take part and are not outlying."""
-    norms, found = row_norms(stream), takes_part.to(stream.device).clone()
-    found[found.clone()] = ~outlying(norms[found], outliers)[0]
-    return found
+    norms, sources = row_norms(stream), takes_part.to(stream.device).clone()
+    sources[sources.clone()] = ~outlying(norms[sources], outliers)[0]
+    return sources
 
 
 def _identity(model: HookedModel) -> dict[str, Any]:

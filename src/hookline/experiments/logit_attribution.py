@@ -134,34 +134,34 @@ def _by_layer(cache: ModelCache, attrs: _Attrs, layer: int | None) -> _Found:
 
 def _by_head(cache: ModelCache, attrs: _Attrs, layer: int | None) -> _Found:
     stack, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
-    found: dict[int, list[Tensor]] = {}
+    parts_by_layer: dict[int, list[Tensor]] = {}
     for label, part in zip(labels, attrs(stack), strict=True):
         head = re.fullmatch(r"L(\d+)H\d+", label)
         if head and layer in (None, int(head[1])):
-            found.setdefault(int(head[1]), []).append(part)
-    return _by_layers(found, "head", layer)
+            parts_by_layer.setdefault(int(head[1]), []).append(part)
+    return _by_layers(parts_by_layer, "head", layer)
 
 
 def _by_neuron(cache: ModelCache, attrs: _Attrs, layer: int | None) -> _Found:
     layers = range(cache.n_layers) if layer is None else [layer]
-    found = {}
-    for each in layers:
-        if layer is not None or cache._has(each, "mlp.hook_post"):
-            step = max(1, _ROOM // (4 * cache["resid_post", each].numel()))
-            starts = range(0, cache["post", each].shape[-1], step)
-            chunks = (cache.get_neuron_results(each, slice(start, start + step)).movedim(-2, 0) for start in starts)
-            found[each] = [part for chunk in chunks for part in attrs(chunk)]
-    return _by_layers(found, "neuron", layer)
+    parts_by_layer = {}
+    for number in layers:
+        if layer is not None or cache._has(number, "mlp.hook_post"):
+            step = max(1, _ROOM // (4 * cache["resid_post", number].numel()))
+            starts = range(0, cache["post", number].shape[-1], step)
+            chunks = (cache.get_neuron_results(number, slice(start, start + step)).movedim(-2, 0) for start in starts)
+            parts_by_layer[number] = [part for chunk in chunks for part in attrs(chunk)]
+    return _by_layers(parts_by_layer, "neuron", layer)
 
 
-def _by_layers(found: dict[int, list[Tensor]], axis: str, layer: int | None) -> _Found:
-    counts = {each: len(parts) for each, parts in found.items()}
+def _by_layers(parts_by_layer: dict[int, list[Tensor]], axis: str, layer: int | None) -> _Found:
+    counts = {number: len(parts) for number, parts in parts_by_layer.items()}
     if not counts:
         raise HooklineError(f"no layer of this model has {axis}s" if layer is None else f"layer {layer} has no {axis}s")
     if len({*counts.values()}) > 1:
         raise HooklineError(f"the layers differ in their number of {axis}s, {counts}: select one, layers=…")
-    values = torch.stack([torch.stack(parts) for parts in found.values()])
-    return values, {"layer": list(found), axis: list(range(values.shape[1]))}
+    values = torch.stack([torch.stack(parts) for parts in parts_by_layer.values()])
+    return values, {"layer": list(parts_by_layer), axis: list(range(values.shape[1]))}
 
 
 _PARTS: dict[str, Callable[[ModelCache, _Attrs, int | None], _Found]] = {

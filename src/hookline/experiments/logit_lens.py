@@ -60,12 +60,12 @@ def logit_lens(
     ids = cache.logits.argmax(-1) if tokens is None else answer_ids(model, text, tokens, pos)
     shape = cache.logits.shape[:-1]
     every, start = beside(ids, shape).reshape(shape[0], -1), 0
-    found = []
+    chunks = []
     for logits in lens_logits(cache, None if pos is not None else range(text.width)):
-        some = every[:, start : start + logits.shape[2]]
-        found.append(MEASURES[measure](logits, some.expand(logits.shape[:-1])[..., None]))
+        chunk_ids = every[:, start : start + logits.shape[2]]
+        chunks.append(MEASURES[measure](logits, chunk_ids.expand(logits.shape[:-1])[..., None]))
         start += logits.shape[2]
-    values = torch.cat(found, -1)
+    values = torch.cat(chunks, -1)
     places: dict[str, list[Label]] = {} if pos is not None else {"pos": [*text.labels(model)]}
     info = {"tokens": ids.tolist(), "measure": measure, **about(model, "logit lens")}
     values = values[..., 0] if pos is not None else values
@@ -91,7 +91,7 @@ class LensTokens:
             ]
         else:
             head = ["layer", *map(str, self.positions)]
-            cells = [[" ".join(map(repr, each)) for each in layer] for layer in self.tokens]
+            cells = [[" ".join(map(repr, candidates)) for candidates in layer] for layer in self.tokens]
         return [head, *([str(label), *row] for label, row in zip(self.layers, cells, strict=True))]
 
     def __repr__(self) -> str:
@@ -148,11 +148,13 @@ def top_tokens(
     """The likeliest tokens and their probabilities, after all layers or those with these indices."""
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= model.cfg.d_vocab:
         raise HooklineError(f"top is the number of tokens to keep, from 1 to {model.cfg.d_vocab}, got {top!r}")
-    found = [(each[list(layers)] if layers else each)[:, 0].softmax(-1).topk(top) for each in logits]
-    ids = torch.cat([each.indices for each in found], 1).tolist()
-    texts = {token: shown_token(model, token) for layer in ids for here in layer for token in here}
-    tokens = [[[texts[token] for token in here] for here in layer] for layer in ids]
-    return tokens, torch.cat([each.values for each in found], 1).cpu()
+    chunks = [
+        (chunk_logits[list(layers)] if layers else chunk_logits)[:, 0].softmax(-1).topk(top) for chunk_logits in logits
+    ]
+    ids = torch.cat([chunk.indices for chunk in chunks], 1).tolist()
+    texts = {token: shown_token(model, token) for layer in ids for candidates in layer for token in candidates}
+    tokens = [[[texts[token] for token in candidates] for candidates in layer] for layer in ids]
+    return tokens, torch.cat([chunk.values for chunk in chunks], 1).cpu()
 
 
 def shown_token(model: HookedModel, token: int) -> str:

@@ -90,7 +90,7 @@ class Metric:
     @classmethod
     def fields_of(cls, kind: str) -> list[str]:
         """The names of the fields of one kind, "answer" or "position"."""
-        return [each.name for each in fields(cls) if each.metadata.get("kind") == kind]
+        return [metric_field.name for metric_field in fields(cls) if metric_field.metadata.get("kind") == kind]
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
         """One number per row."""
@@ -116,8 +116,8 @@ class Metric:
         return replace(self, **changes)
 
     def __repr__(self) -> str:
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return f"{self.name}({', '.join(f'{key}={short(x)}' for key, x in given.items() if x is not None)})"
+        values = {metric_field.name: getattr(self, metric_field.name) for metric_field in fields(self)}
+        return f"{self.name}({', '.join(f'{key}={short(x)}' for key, x in values.items() if x is not None)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,8 +130,8 @@ class LogitDiff(Metric):
     pos: Position = field(default=-1, metadata=POSITION)
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        there = at_position(logits, self.pos)
-        return of_answer(there, self.answer) - of_answer(there, self.wrong)
+        position_logits = at_position(logits, self.pos)
+        return of_answer(position_logits, self.answer) - of_answer(position_logits, self.wrong)
 
     def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
         """The log-probability of the answer minus that of the wrong answer."""
@@ -139,10 +139,10 @@ class LogitDiff(Metric):
 
     def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> Self:
         """As for every metric; the two answers must differ."""
-        found = super().resolved(model, tokens, mask)
-        if bool((torch.as_tensor(found.answer) == torch.as_tensor(found.wrong)).any()):
+        metric = super().resolved(model, tokens, mask)
+        if bool((torch.as_tensor(metric.answer) == torch.as_tensor(metric.wrong)).any()):
             raise HooklineError(f"the answer and the wrong answer are the same token in a row: {self!r} is 0 there")
-        return found
+        return metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -188,9 +188,9 @@ class Rank(_OfAnswer):
     example = 'metrics.rank(" Mary")'
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
-        there = at_position(logits, self.pos)
-        above = (there > of_answer(there, self.answer)[:, None]).sum(-1).to(there.dtype)
-        return above.masked_fill(there.isnan().any(-1), math.nan)  # comparisons with NaN are false
+        position_logits = at_position(logits, self.pos)
+        above = (position_logits > of_answer(position_logits, self.answer)[:, None]).sum(-1).to(position_logits.dtype)
+        return above.masked_fill(position_logits.isnan().any(-1), math.nan)  # comparisons with NaN are false
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -205,11 +205,11 @@ class Accuracy(Rank):
 
     def of_tokens(self, read: Mapping[str, Read]) -> Float[Tensor, " batch"]:
         """Whether greedy generation would produce the answer: each token is the most likely after those before it."""
-        found = []
-        for there, ids in read["answer"]:
-            is_right = (there.argmax(-1) == ids).all().to(there.dtype)
-            found.append(is_right.masked_fill(there.isnan().any(), math.nan))
-        return torch.stack(found)
+        flags = []
+        for answer_logits, ids in read["answer"]:
+            is_right = (answer_logits.argmax(-1) == ids).all().to(answer_logits.dtype)
+            flags.append(is_right.masked_fill(answer_logits.isnan().any(), math.nan))
+        return torch.stack(flags)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -238,8 +238,8 @@ class KL(Metric):
 
     def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> Self:
         """As for every metric; over all positions, padding is masked out."""
-        found = super().resolved(model, tokens, mask)
-        return replace(found, mask=mask) if found.pos is None and found.mask is None else found
+        metric = super().resolved(model, tokens, mask)
+        return replace(metric, mask=mask) if metric.pos is None and metric.mask is None else metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -269,9 +269,9 @@ class Loss(Metric):
 
     def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> Self:
         """The loss without padding and image tokens."""
-        found = super().resolved(model, tokens, mask)
+        metric = super().resolved(model, tokens, mask)
         images = model._image_positions(self.tokens) if self.images is None else self.images
-        return replace(found, mask=mask if self.mask is None else self.mask, images=images)
+        return replace(metric, mask=mask if self.mask is None else self.mask, images=images)
 
 
 def _check_shape(what: str, shape: torch.Size, expected: torch.Size) -> None:
@@ -300,8 +300,8 @@ def as_metric(
     dict of these.
     """
     metrics: dict[str, MetricFunction] = {}
-    for name, each in several(spec):
-        metric = _one(each, clean_logits, clean_tokens, mask)
+    for name, requested in several(spec):
+        metric = _one(requested, clean_logits, clean_tokens, mask)
         name = name or name_of(metric)
         if name in metrics:
             raise HooklineError(f"two metrics are called {name!r}: pass a dict, {{'name': metric, …}}")
@@ -319,10 +319,10 @@ def _check_padding(name: str, metric: MetricFunction, logits: Tensor, mask: Tens
     """The logits at padding must not affect the metric."""
     other = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits) * 10
     is_text = mask.bool().to(logits.device)[..., None]
-    found = [
+    values = [
         upcast(torch.as_tensor(metric(torch.where(is_text, logits, at)))) for at in (torch.zeros_like(other), other)
     ]
-    if not torch.allclose(found[0], found[1], rtol=1e-3, atol=1e-5, equal_nan=True):
+    if not torch.allclose(values[0], values[1], rtol=1e-3, atol=1e-5, equal_nan=True):
         rows = (~mask.bool()).any(1).nonzero().flatten().tolist()
         raise HooklineError(
             f"{name} reads padding: the prompts differ in length, and column -1 is padding in row {rows[0]}. Use a "
@@ -367,12 +367,12 @@ def several(spec: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(spec, Mapping):
         if not all(isinstance(name, str) and name for name in spec):
             raise HooklineError(f"the keys of a dict of metrics are their names, got {list(spec)}")
-        found = list(spec.items())
+        named_metrics = list(spec.items())
     else:
-        found = [("", each) for each in (spec if isinstance(spec, list | tuple) else [spec])]
-    if not found:
+        named_metrics = [("", metric) for metric in (spec if isinstance(spec, list | tuple) else [spec])]
+    if not named_metrics:
         raise HooklineError("no metric was given: pass a function of the logits or, for example, " + LogitDiff.example)
-    return found
+    return named_metrics
 
 
 def _one(spec: Any, clean_logits: Tensor, clean_tokens: Tensor, mask: Tensor | None) -> MetricFunction:
@@ -382,11 +382,15 @@ def _one(spec: Any, clean_logits: Tensor, clean_tokens: Tensor, mask: Tensor | N
             raise HooklineError(f"there is no metric {spec!r}. Did you mean {', '.join(map(repr, near))}?")
         spec = METRICS[spec]
     if isinstance(spec, type) and issubclass(spec, Metric):  # metrics.kl itself, not yet called
-        known = {"logits": clean_logits, "tokens": clean_tokens, "mask": mask}
-        needed = [each for each in fields(spec) if each.default is MISSING and each.default_factory is MISSING]
+        clean_values = {"logits": clean_logits, "tokens": clean_tokens, "mask": mask}
+        needed = [
+            metric_field
+            for metric_field in fields(spec)
+            if metric_field.default is MISSING and metric_field.default_factory is MISSING
+        ]
         if len(needed) > len(spec.from_clean):
             raise HooklineError(f"the metric {spec.name!r} needs arguments: {spec.example or spec.__name__ + '(…)'}")
-        return spec(*(known[each] for each in spec.from_clean))
+        return spec(*(clean_values[name] for name in spec.from_clean))
     if not callable(spec):
         raise HooklineError(f'a metric is a function of logits, "kl", "loss" or {LogitDiff.example}, got {spec!r}')
     return spec

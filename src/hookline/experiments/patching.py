@@ -95,13 +95,13 @@ def both_runs(
     runs = [baselines(model, prompts, keep=keep) for prompts in pair]
     logits = [prompts.padded([base.logits for base in bases]) for bases, prompts in zip(runs, pair, strict=True)]
     metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
-    clean, corrupted = (metric_values(metrics, each) for each in logits)
+    clean, corrupted = (metric_values(metrics, run_logits) for run_logits in logits)
     _warn_of_blind_metrics(list(metrics), clean, corrupted, are_equal=torch.equal(*logits))
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     info: dict[str, Any] = {"direction": direction, "clean": clean, "corrupted": corrupted}
-    given = [base.kept for base in runs[source]]
+    activations = [base.kept for base in runs[source]]
     reader = Reader(runs[target], pair[target], metrics)
-    return Both(reader, given, pair[source].checksum, info, pair[0].labels(model))
+    return Both(reader, activations, pair[source].checksum, info, pair[0].labels(model))
 
 
 def _warn_of_blind_metrics(names: list[str], clean: Tensor, corrupted: Tensor, *, are_equal: bool) -> None:
@@ -136,14 +136,16 @@ def _from_cache(
         )
     bases = baselines(model, corrupted, keep=where.names)
     logits = corrupted.padded([base.logits for base in bases])
-    known = clean.logits if isinstance(clean, ModelCache) else None
-    known = known if known is not None and known.shape == logits.shape else None
-    metrics = as_metric(metric, model, logits if known is None else known, logits, corrupted.tokens, corrupted.mask)
+    clean_logits = clean.logits if isinstance(clean, ModelCache) else None
+    clean_logits = clean_logits if clean_logits is not None and clean_logits.shape == logits.shape else None
+    metrics = as_metric(
+        metric, model, logits if clean_logits is None else clean_logits, logits, corrupted.tokens, corrupted.mask
+    )
     reader = Reader(bases, corrupted, metrics)
     info: dict[str, Any] = {"direction": "denoise", "corrupted": reader.baseline}
-    if known is not None:
-        info["clean"] = metric_values(metrics, known)
-    given = {}
+    if clean_logits is not None:
+        info["clean"] = metric_values(metrics, clean_logits)
+    activations = {}
     for point in where.points.values():
         x = clean[point.name] if clean.has_batch_dim else clean[point.name][None]
         x = in_one_row(x, point) if len(corrupted) == 1 and point.stream == "image" else x
@@ -152,5 +154,5 @@ def _from_cache(
                 f"the clean cache has {how_many(len(x), 'row')} at {point.name!r}, but there "
                 f"{'is' if len(corrupted) == 1 else 'are'} {how_many(len(corrupted), 'prompt')}"
             )
-        given[point.name] = x
-    return Both(reader, corrupted.by_row(given, where.points.values()), "", info, corrupted.labels(model))
+        activations[point.name] = x
+    return Both(reader, corrupted.by_row(activations, where.points.values()), "", info, corrupted.labels(model))

@@ -100,8 +100,8 @@ def path_patch(
     metric, pair = prompt_pair(model, clean, corrupted, metric)
     both = both_runs(model, pair, metric, sorted(keep), direction)
     by_row = [
-        _variants(base, given, nodes, goals, frozen, how)
-        for base, given in zip(both.reader.bases, both.given, strict=True)
+        _variants(base, source_values, nodes, goals, frozen, how)
+        for base, source_values in zip(both.reader.bases, both.given, strict=True)
     ]
     said = "logits" if goals is None else [goal.label for goal in goals]
     info = both.info | {"receivers": said, "through_mlps": through_mlps}
@@ -123,7 +123,7 @@ def _senders(model: HookedModel, senders: Any) -> tuple[dict[str, list[Label]], 
     if not isinstance(senders, list | tuple) or not senders:
         raise HooklineError(f'senders is "heads", "mlps" or a list such as [(2, 3), ("mlp", 1)], got {senders!r}')
     needs = 'a sender is a head (layer, head) or an MLP ("mlp", layer)'
-    nodes = [_node(model, each, _SENDERS, needs) for each in senders]
+    nodes = [_node(model, sender, _SENDERS, needs) for sender in senders]
     return coords or {"sender": [node.label for node in nodes]}, nodes
 
 
@@ -136,12 +136,12 @@ def _receivers(model: HookedModel, receivers: Any) -> list[Node] | None:
             f'receivers is "logits", or a list without it such as [("q", 3, 4), ("mlp", 3)], got {receivers!r}'
         )
     needs = 'a receiver is ("q", layer, head), ("k", …), ("v", …) or ("mlp", layer)'
-    return [_node(model, each, _RECEIVERS, needs) for each in receivers]
+    return [_node(model, receiver, _RECEIVERS, needs) for receiver in receivers]
 
 
-def _node(model: HookedModel, asked: Any, points: Mapping[str, Sequence[str]], needs: str) -> Node:
+def _node(model: HookedModel, spec: Any, points: Mapping[str, Sequence[str]], needs: str) -> Node:
     """A sender or receiver as the user named it; `points` are the points of each kind."""
-    match asked:
+    match spec:
         case ("mlp", int(layer)):
             kind, head, label = "mlp", None, f"mlp{layer}"
         case (int(layer), int(head)) if "head" in points:
@@ -149,11 +149,11 @@ def _node(model: HookedModel, asked: Any, points: Mapping[str, Sequence[str]], n
         case (str(kind), int(layer), int(head)) if kind in points:
             label = f"L{layer}H{head}.{kind}"
         case _:
-            raise HooklineError(f"{needs}, got {asked!r}")
+            raise HooklineError(f"{needs}, got {spec!r}")
     n_heads = model.cfg.n_kv_heads if kind in ("k", "v") else model.cfg.n_heads
     for what, number, n in (("layer", layer, model.cfg.n_layers), ("head", head or 0, n_heads)):
         if number not in range(n):
-            raise HooklineError(f"{asked!r}: there is no {what} {number}, the model has 0 to {n - 1}")
+            raise HooklineError(f"{spec!r}: there is no {what} {number}, the model has 0 to {n - 1}")
     names = [f"{model._points.layer(layer)}.{name}" for name in points[kind]]
     point = model._points.find(next((name for name in names if name in model.hook_dict), names[0]))
     return Node(label, layer, int(kind == "mlp"), point, head)
@@ -161,49 +161,52 @@ def _node(model: HookedModel, asked: Any, points: Mapping[str, Sequence[str]], n
 
 def _frozen(model: HookedModel, first: int, last: int, *, with_mlps: bool) -> list[Node]:
     """What is frozen: attention after the sender, and MLPs unless effects may pass through them."""
-    points, found = model._points, []
+    points, nodes = model._points, []
     for layer in range(first, last + 1):
         if layer > first:
-            found.append(Node("attn", layer, 0, points.find(f"{points.layer(layer)}.hook_attn_out")))
+            nodes.append(Node("attn", layer, 0, points.find(f"{points.layer(layer)}.hook_attn_out")))
         if with_mlps and f"{points.layer(layer)}.hook_mlp_out" in points.hook_dict:
-            found.append(Node("mlp", layer, 1, points.find(f"{points.layer(layer)}.hook_mlp_out")))
-    return found
+            nodes.append(Node("mlp", layer, 1, points.find(f"{points.layer(layer)}.hook_mlp_out")))
+    return nodes
 
 
 def _variants(
     base: Baseline,
-    given: Values,
+    source_values: Values,
     nodes: Sequence[Node],
     goals: Sequence[Node] | None,
     frozen: Sequence[Node],
     how: Options,
 ) -> list[Variant]:
     """For each sender, the changes of one prompt that give the receivers the sender's direct effect."""
-    direct = [_sent(base, given, node, frozen) for node in nodes]
+    direct = [_sent(base, source_values, node, frozen) for node in nodes]
     if goals is None:
         return direct
-    found: list[Variant] = [()] * len(nodes)
+    variants: list[Variant] = [()] * len(nodes)
     room = max(1, base.budget.tokens // base.tokens.shape[1])
     size = room if how.batch_size == "auto" else how.batch_size
     for layer in dict.fromkeys(node.layer for node in nodes):
-        some = [number for number, node in enumerate(nodes) if node.layer == layer and direct[number]]
+        numbers = [number for number, node in enumerate(nodes) if node.layer == layer and direct[number]]
         reached = [goal for goal in goals if goal.layer >= layer]
-        for at in range(0, len(some) if reached else 0, size):
-            part = some[at : at + size]
+        for at in range(0, len(numbers) if reached else 0, size):
+            part = numbers[at : at + size]
             got = _received(base, [direct[number] for number in part], layer, reached)
             for number, values in zip(part, got, strict=True):
                 changed = [goal for goal in reached if not torch.equal(goal.of(values), goal.of(base.kept))]
-                found[number] = [base.change(goal.point, goal.of(values), head=goal.head) for goal in changed]
-    return found
+                variants[number] = [base.change(goal.point, goal.of(values), head=goal.head) for goal in changed]
+    return variants
 
 
-def _sent(base: Baseline, given: Values, node: Node, frozen: Sequence[Node]) -> Variant:
+def _sent(base: Baseline, source_values: Values, node: Node, frozen: Sequence[Node]) -> Variant:
     """The sender's output of the other run, with everything after it frozen."""
-    if torch.equal(node.of(given), node.of(base.kept)):
+    if torch.equal(node.of(source_values), node.of(base.kept)):
         return ()
-    sent = base.change(node.point, node.of(given), head=node.head)
-    held = [each for each in frozen if (each.layer, each.turn) > (node.layer, node.turn)]
-    return [sent, *(base.change(each.point, each.of(base.kept), first=sent.first) for each in held)]
+    sent = base.change(node.point, node.of(source_values), head=node.head)
+    held = [frozen_node for frozen_node in frozen if (frozen_node.layer, frozen_node.turn) > (node.layer, node.turn)]
+    return [
+        sent,
+        *(base.change(frozen_node.point, frozen_node.of(base.kept), first=sent.first) for frozen_node in held),
+    ]
 
 
 def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Sequence[Node]) -> list[Values]:
@@ -213,7 +216,7 @@ def _received(base: Baseline, variants: Sequence[Variant], layer: int, goals: Se
         for change in variant:
             placed.setdefault(change.point.name, []).append((row, change))
     span, n = range(base.tokens.shape[1]), len(variants)
-    hooks = [(name, partial(write_all, placed=each, span=span)) for name, each in placed.items()]
+    hooks = [(name, partial(write_all, placed=changes, span=span)) for name, changes in placed.items()]
     names = list(dict.fromkeys(goal.point.name for goal in goals))
     tokens = base.tokens.expand(n, -1)
     inputs: dict[str, Any] = {"input": tokens}

@@ -76,10 +76,10 @@ class Probes(Result):
         Of two classes, the default is the second: `True`, 1, or the later in the alphabet.
         """
         at, of = self._layer(layer), self._class(label)
-        found = _against_others(self.weights[at], of)
-        if not bool(found.any()):
+        vector = _against_others(self.weights[at], of)
+        if not bool(vector.any()):
             raise HooklineError(f"the probe of layer {layer} has no direction for {self.classes[of]!r}: it is zero")
-        return found / found.norm()
+        return vector / vector.norm()
 
     def directions(self, label: Label | None = None) -> Directions:
         """The direction at every layer, for `steering`: times the distance between the class means along it.
@@ -105,10 +105,10 @@ class Probes(Result):
         at = self._layer(layer)
         apart = self.weights[at] - self.weights[at].mean(0)
         _, sizes, basis = torch.linalg.svd(apart.double(), full_matrices=False)
-        kept = basis[sizes > 1e-6 * sizes[0]].to(self.weights) if bool(sizes[0]) else basis[:0]
-        if not len(kept):
+        units = basis[sizes > 1e-6 * sizes[0]].to(self.weights) if bool(sizes[0]) else basis[:0]
+        if not len(units):
             raise HooklineError(f"the probe of layer {layer} is zero: there is nothing to project out")
-        return [(self.points[at], project_out(unit, pos=pos)) for unit in kept]
+        return [(self.points[at], project_out(unit, pos=pos)) for unit in units]
 
     def scores(self, layer: int, x: Float[Tensor, "*place d"]) -> Float[Tensor, "*place class"]:
         """The score of each class for activations at a layer: the largest is the prediction."""
@@ -124,11 +124,11 @@ class Probes(Result):
         classes, number = class_numbers([*labels, *self.classes], rows.prompts + len(self.classes))
         if classes != self.classes:
             raise HooklineError(f"the labels {listed(set(classes) - {*self.classes})} are not classes of this probe")
-        found = []
+        accuracies = []
         for at, point in enumerate(points):
             scores = _checked(rows.at(point), point) @ self.weights[at].double().T + self.bias[at].double()
-            found.append(_accuracy(scores[None], number[None, : rows.prompts], rows, None))
-        values = torch.stack(found)[:, 0]
+            accuracies.append(_accuracy(scores[None], number[None, : rows.prompts], rows, None))
+        values = torch.stack(accuracies)[:, 0]
         return Result(
             values, ("layer",), {"layer": [*self.layers]}, "accuracy", about(model, "probes on other prompts")
         )
@@ -149,7 +149,7 @@ class Probes(Result):
         tensors, metadata = read_tensors(path, "probes", called="probes", writer="Probes.save")
         with taking_apart(str(path)):
             head: dict[str, Any] = json.loads(metadata["content"])
-            inner = {key: Result(tensors.pop(f"info.{key}"), **each) for key, each in head.pop("results").items()}
+            inner = {key: Result(tensors.pop(f"info.{key}"), **header) for key, header in head.pop("results").items()}
             fields: dict[str, Any] = {**tensors, **head, "info": head["info"] | inner}
             return cls(**fields)
 
@@ -261,9 +261,9 @@ class _Fit:
         x = _checked(rows.at(point), point)
         is_train = ~split.is_test[rows.prompt]
         share = rows.weights()[is_train]
-        here, share = x[is_train].to(device), (share / share.sum()).to(device)
-        labels = torch.nn.functional.one_hot(problems[:, rows.prompt[is_train]], len(split.classes)).to(here)
-        linear, means = self._linear(here, share, labels, point), means_of(here, share, labels[:1])[0]
+        training_rows, share = x[is_train].to(device), (share / share.sum()).to(device)
+        labels = torch.nn.functional.one_hot(problems[:, rows.prompt[is_train]], len(split.classes)).to(training_rows)
+        linear, means = self._linear(training_rows, share, labels, point), means_of(training_rows, share, labels[:1])[0]
         scores = linear.scores(x.to(device)).cpu()
         trained, held_out = (_accuracy(scores, problems, rows, which) for which in (~split.is_test, split.is_test))
         return _Layer(linear, means.cpu(), trained, held_out)
@@ -318,15 +318,15 @@ def _points(model: HookedModel, kind: Any, layers: Sequence[int] | None) -> dict
         raise HooklineError(
             f"points is one kind of point, such as 'resid_post', got {kind!r}: fit each kind separately"
         )
-    found = {int(layer): point for (layer,), point in sweep_points(model, kind, "layer", layers).points.items()}
-    for point in found.values():
+    by_layer = {int(layer): point for (layer,), point in sweep_points(model, kind, "layer", layers).points.items()}
+    for point in by_layer.values():
         letters = point.axes.split()
         if point.stream == "image" or letters[:2] != ["b", "p"] or len(letters) != 3:
             raise HooklineError(
                 f"a probe needs one vector per token, but {point.name!r} has axes {point.axes}: use resid_post, "
                 f"attn_out, mlp_out, post, …"
             )
-    return found
+    return by_layer
 
 
 def _checked(x: Tensor, point: HookPoint) -> Float[Tensor, "row d"]:

@@ -72,21 +72,21 @@ def patchscope(
     With `max_new_tokens`, the target is continued, and `info["texts"]` has the texts. Further options: batch_size.
     """
     if measure not in MEASURES or (measure == "rank" and tokens is None):
-        known = ", ".join(map(repr, MEASURES))
-        raise HooklineError(f"measure is one of {known} ('rank' needs tokens=…), got {measure!r}")
+        choices = ", ".join(map(repr, MEASURES))
+        raise HooklineError(f"measure is one of {choices} ('rank' needs tokens=…), got {measure!r}")
     how, other = Options.of(options, "per_example", "resume"), into or model
     scope = _Scope.of(model, source, other, target, (marker, pos), points, (layers, into_layers), width_map)
     answer = None if tokens is None else int(other.token_ids(tokens))
     values = torch.full([len(scope.cells)], torch.nan)
     ids = torch.zeros(len(scope.cells), dtype=torch.long)
     for numbers, logits in scope.logits(None if how.batch_size == "auto" else how.batch_size):
-        some, here = logits.float(), list(numbers)
-        ids[here] = some.argmax(-1).cpu()
-        wanted = some.argmax(-1) if answer is None else torch.full_like(some.argmax(-1), answer)
-        values[here] = MEASURES[measure](some, wanted[:, None]).float().cpu()
+        cell_logits, indices = logits.float(), list(numbers)
+        ids[indices] = cell_logits.argmax(-1).cpu()
+        token_ids = cell_logits.argmax(-1) if answer is None else torch.full_like(cell_logits.argmax(-1), answer)
+        values[indices] = MEASURES[measure](cell_logits, token_ids[:, None]).float().cpu()
     shape = [len(labels) for labels in scope.coords.values()]
     info: dict[str, Any] = {"measure": measure, "marker": scope.columns, **about(other, "activations read at a marker")}
-    info["tokens"] = _nested([shown_token(other, int(each)) for each in ids], shape)
+    info["tokens"] = _nested([shown_token(other, int(token)) for token in ids], shape)
     if max_new_tokens:
         info["texts"] = _nested(scope.texts(max_new_tokens, how.batch_size), shape)
     return Result(values.view(shape), tuple(scope.coords), scope.coords, measure, info)
@@ -125,8 +125,8 @@ def oracle(
             f"the question has {len(columns)} markers, but pos={pos!r} selects {len(sources)} positions of the source: "
             f"use one marker per position"
         )
-    given = _activations(model, from_text, "resid_post", layers, width_map, other)
-    added = torch.stack([x[sources] for x in given.values()])
+    activations = _activations(model, from_text, "resid_post", layers, width_map, other)
+    added = torch.stack([x[sources] for x in activations.values()])
     (name,) = _names(other, "resid_post", [into_layer]).values()
 
     def matched(x: Tensor) -> Tensor:
@@ -194,43 +194,45 @@ class _Scope:
         text, from_text = _one(into, target, "target"), _one(model, source, "source")
         columns = _markers(into, text, where[0])
         sources = prompt_positions(model, from_text, slice(None) if where[1] is None else where[1])[0]
-        given = _activations(model, from_text, points, layers[0], width_map, into)
-        names = _names(into, points, list(given) if layers[1] is None else layers[1])
-        coords: dict[str, list[Label]] = {"layer": [*given]}
-        pairs = [(layer, layer) for layer in given]
+        activations = _activations(model, from_text, points, layers[0], width_map, into)
+        names = _names(into, points, list(activations) if layers[1] is None else layers[1])
+        coords: dict[str, list[Label]] = {"layer": [*activations]}
+        pairs = [(layer, layer) for layer in activations]
         if layers[1] is not None:
             coords["into"] = [*names]
-            pairs = list(product(given, names))
+            pairs = list(product(activations, names))
         labels: list[Label] = [*from_text.labels(model)]
-        coords["pos"] = [labels[each] for each in sources]
-        return cls(into, text, columns, names, given, coords, [(*pair, at) for pair, at in product(pairs, sources)])
+        coords["pos"] = [labels[position] for position in sources]
+        return cls(
+            into, text, columns, names, activations, coords, [(*pair, at) for pair, at in product(pairs, sources)]
+        )
 
     def logits(self, most: int | None) -> Iterator[tuple[Sequence[int], Float[Tensor, "cell vocab"]]]:
         """The logits at the end of the target in each cell, batch by batch, with the numbers of the cells."""
         (base,) = baselines(self.into, self.text, keep=self.names.values())
         changes = [
             [
-                base.change(self.names[there], self.given[here][at].to(base.logits), pos=column)
+                base.change(self.names[target_layer], self.given[source_layer][at].to(base.logits), pos=column)
                 for column in self.columns
             ]
-            for here, there, at in self.cells
+            for source_layer, target_layer, at in self.cells
         ]
         for numbers, logits in base.rerun(changes, positions=[-1], most_rows=most):
             yield numbers, logits[:, 0]
 
     def texts(self, count: int, batch_size: Any) -> list[str]:
         """What follows the target in each cell."""
-        found: dict[int, str] = {}
-        for there, name in self.names.items():
-            numbers = [number for number, cell in enumerate(self.cells) if cell[1] == there]
+        texts: dict[int, str] = {}
+        for target_layer, name in self.names.items():
+            numbers = [number for number, cell in enumerate(self.cells) if cell[1] == target_layer]
             fit = Fit("cells")
             fit.most = None if batch_size == "auto" else batch_size
-            for some, said in fit.parts(numbers, partial(self._written, name, count)):
-                found |= dict(zip(some, said, strict=True))
-        return [found[number] for number in range(len(self.cells))]
+            for part, said in fit.parts(numbers, partial(self._written, name, count)):
+                texts |= dict(zip(part, said, strict=True))
+        return [texts[number] for number in range(len(self.cells))]
 
     def _written(self, name: str, count: int, numbers: Sequence[int]) -> list[str]:
-        rows = torch.stack([self.given[self.cells[each][0]][self.cells[each][2]] for each in numbers])
+        rows = torch.stack([self.given[self.cells[number][0]][self.cells[number][2]] for number in numbers])
         values = rows[:, None].expand(-1, len(self.columns), -1)
         with self.into.hooks(fwd_hooks=[(name, replace(values, pos=self.columns))]), torch.no_grad():
             new = self.into.generate(self.text.tokens.expand(len(rows), -1), count, do_sample=False)
@@ -249,24 +251,24 @@ def _markers(model: HookedModel, text: Prompts, marker: Any) -> list[int]:
     if not isinstance(marker, str):
         return prompt_positions(model, text, marker, "marker")[0]
     strings = model.to_str_tokens(text.tokens[0])
-    found = [at for at, each in enumerate(strings) if each.strip() == marker.strip() != ""]
-    if not found:
+    columns = [at for at, string in enumerate(strings) if string.strip() == marker.strip() != ""]
+    if not columns:
         raise HooklineError(
             f"the target has no token {marker!r} to put activations at. Its tokens are "
             f"{', '.join(token_labels(strings))}: pass one of them as marker=, or a position"
         )
-    return found
+    return columns
 
 
 def _names(model: HookedModel, points: str, layers: Sequence[int] | None) -> dict[int, str]:
     """The points of some layers, each with one vector per position."""
-    found = {int(layer): point for (layer,), point in sweep_points(model, points, "layer", layers).points.items()}
-    for point in found.values():
+    by_layer = {int(layer): point for (layer,), point in sweep_points(model, points, "layer", layers).points.items()}
+    for point in by_layer.values():
         if point.axes != "b p d" or point.stream == "image":
             raise HooklineError(
                 f"a read needs points with a vector per token, but {point.name!r} has axes {point.axes}"
             )
-    return {layer: point.name for layer, point in found.items()}
+    return {layer: point.name for layer, point in by_layer.items()}
 
 
 def _activations(
@@ -281,8 +283,8 @@ def _activations(
     names = _names(model, points, layers)
     with torch.no_grad():
         cache = model.cache(**text.one(0), names_filter=list(names.values()))
-        found = {layer: _mapped(cache[name][0], width_map) for layer, name in names.items()}
-    for layer, x in found.items():
+        activations = {layer: _mapped(cache[name][0], width_map) for layer, name in names.items()}
+    for layer, x in activations.items():
         if not bool(x.isfinite().all()):
             mapped = "" if width_map is None else ", after width_map,"
             raise HooklineError(f"the activations of layer {layer}{mapped} are not finite (NaN or infinite)")
@@ -292,7 +294,7 @@ def _activations(
                 f"the activations have width {x.shape[-1]}{mapped}, but the target model has d_model "
                 f"{into.cfg.d_model}: pass width_map=, a matrix [{into.cfg.d_model}, {model.cfg.d_model}]"
             )
-    return {layer: x.to(into.cfg.device) for layer, x in found.items()}
+    return {layer: x.to(into.cfg.device) for layer, x in activations.items()}
 
 
 def _mapped(x: Float[Tensor, "pos d_model"], width_map: WidthMap | None) -> Float[Tensor, "pos into"]:

@@ -110,13 +110,13 @@ def _streams(model: HookedModel) -> list[str]:
     """The points of the residual stream, in order."""
     anatomy, points = model._points.anatomy, model._points
     names = [f"{points.layer(layer)}.{name}" for layer in range(len(anatomy.blocks)) for name in _STREAMS]
-    found = [name for name in names if name in points.hook_dict]
-    if names[0] not in found:
+    streams = [name for name in names if name in points.hook_dict]
+    if names[0] not in streams:
         raise HooklineError(
             f"{names[0]} is not available in {anatomy.kind}, so relevance cannot be followed to the input: use "
             f"attribution.attribution_patching"
         )
-    return found
+    return streams
 
 
 class _LinearLine(Line):
@@ -138,27 +138,29 @@ class _LinearLine(Line):
 
     def _without_input(self) -> Traced:
         """The logits and streams of the linear model without an input: what its constants bring about."""
-        found: dict[str, Tensor] = {}
+        activations: dict[str, Tensor] = {}
 
         def note(x: Tensor, hook: HookPoint) -> None:
-            found[hook.name] = x if x.requires_grad else x.requires_grad_()  # as in the run with gradients
+            activations[hook.name] = x if x.requires_grad else x.requires_grad_()  # as in the run with gradients
 
         hooks: list[Any] = [*self._rules.hooks(self.model.module), (self.streams[0], _zeros)]
         hooks += [(name, note) for name in self.points]  # as in the first run, so that the same functions are called
         with self._rules.replayed(), torch.enable_grad(), left_out("relevance needs gradients"):
             logits = super()._ran(self._rows, hooks, with_grad=True)
-        return logits.detach(), {name: x.detach() for name, x in found.items()}
+        return logits.detach(), {name: x.detach() for name, x in activations.items()}
 
     def _of_metric(
-        self, metric: Callable[[Tensor], Any], name: str, logits: Tensor, found: dict[str, Tensor]
+        self, metric: Callable[[Tensor], Any], name: str, logits: Tensor, activations: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         self._at_zero = self._at_zero or self._without_input()
         logits_at_zero, at_zero = self._at_zero
-        gradients = gradients_of(metric, name, logits, {**found, "logits": self._logits})
+        gradients = gradients_of(metric, name, logits, {**activations, "logits": self._logits})
         of_logits = gradients.pop("logits")
         end = _relevance(self._logits - logits_at_zero, of_logits)
-        kept = {stream: _relevance(found[stream] - at_zero[stream], gradients[stream]) for stream in self.streams}
-        self._check(name, {**kept, "the logits": end}, logits.dtype)
+        relevances = {
+            stream: _relevance(activations[stream] - at_zero[stream], gradients[stream]) for stream in self.streams
+        }
+        self._check(name, {**relevances, "the logits": end}, logits.dtype)
         self._check_zeros(gradients)
         self.info["constants"] += float((logits_at_zero * of_logits).sum()) / len(self.prompts)
         return gradients
@@ -206,24 +208,26 @@ class _DifferenceLine(_LinearLine):
         def note(x: Tensor, hook: HookPoint) -> None:
             self._there[hook.name] = (x if x.requires_grad else x.requires_grad_()).detach()  # as in the other run
 
-        own, self.prompts = self.prompts, self.other
+        original_prompts, self.prompts = self.prompts, self.other
         try:
             with torch.enable_grad(), rules.recorded():
                 noted = [*rules.hooks(self.model.module), *((name, note) for name in self.points)]
                 self._end = Line._ran(self, rows, noted, with_grad=True).detach()
         finally:
-            self.prompts = own
+            self.prompts = original_prompts
         with rules:
             self._logits = Line._ran(self, rows, [*rules.hooks(self.model.module), *hooks], with_grad=True)
         return self._logits
 
     def _of_metric(
-        self, metric: Callable[[Tensor], Any], name: str, logits: Tensor, found: dict[str, Tensor]
+        self, metric: Callable[[Tensor], Any], name: str, logits: Tensor, activations: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        gradients = gradients_of(metric, name, logits, {**found, "logits": self._logits})
+        gradients = gradients_of(metric, name, logits, {**activations, "logits": self._logits})
         end = _relevance(self._end - self._logits, gradients.pop("logits"))
-        kept = {each: _relevance(self._there[each] - found[each], gradients[each]) for each in self.streams}
-        self._check(name, {**kept, "the logits": end}, logits.dtype)
+        relevances = {
+            stream: _relevance(self._there[stream] - activations[stream], gradients[stream]) for stream in self.streams
+        }
+        self._check(name, {**relevances, "the logits": end}, logits.dtype)
         return gradients
 
 

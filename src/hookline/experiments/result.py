@@ -82,8 +82,8 @@ class Result:
 
         A position labeled "3: Mary" is also found by 3 and by "Mary", and `head="L3H4"` selects one head of one layer.
         """
-        asked = self._with_layer(labels)
-        return self._picked({self._axis(axis): self._indices(axis, want) for axis, want in asked.items()})
+        selection = self._with_layer(labels)
+        return self._picked({self._axis(axis): self._indices(axis, want) for axis, want in selection.items()})
 
     def isel(self, **places: Any) -> Result:
         """Select by index along each axis: an index, a list of indices, or a slice."""
@@ -91,7 +91,7 @@ class Result:
 
     def __getitem__(self, key: Any) -> Result:
         keys = list(key) if isinstance(key, tuple) else [key]
-        dots = [at for at, each in enumerate(keys) if each is Ellipsis]
+        dots = [at for at, part in enumerate(keys) if part is Ellipsis]
         if len(keys) - len(dots) > len(self.axes) or len(dots) > 1:
             raise HooklineError(f"too many indices, {key!r}, for a result with the axes {listed(self.axes)}")
         if dots:
@@ -267,7 +267,7 @@ class Result:
             raise HooklineError(f"{path} is damaged: its contents do not match their checksum")
         with taking_apart(str(path)):
             head: dict[str, Any] = json.loads(content)
-            inner = {key: Result(tensors[f"info.{key}"], **each) for key, each in head.pop("results").items()}
+            inner = {key: Result(tensors[f"info.{key}"], **header) for key, header in head.pop("results").items()}
             return cls(tensors["values"], **head | {"info": head["info"] | inner})
 
     def __repr__(self) -> str:
@@ -343,7 +343,7 @@ class Result:
             if isinstance(at, int):
                 del coords[axis]
             elif isinstance(at, list):
-                coords[axis] = [coords[axis][each] for each in at]
+                coords[axis] = [coords[axis][place] for place in at]
         info = self._info_along(places, lambda value, shared: value._picked({axis: places[axis] for axis in shared}))
         return replace(self, values=values, axes=tuple(coords), coords=coords, info=info)
 

@@ -58,7 +58,7 @@ class Directions:
     info: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.vectors.is_floating_point() or not all(isinstance(each, int) for each in self.layers):
+        if not self.vectors.is_floating_point() or not all(isinstance(layer, int) for layer in self.layers):
             raise HooklineError(
                 f"directions are float vectors at numbered layers, got {self.vectors.dtype} at {self.layers}"
             )
@@ -107,9 +107,9 @@ class Directions:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote."""
-        found, about = read_tensors(path, "directions", called="directions", writer="save")
+        tensors, about = read_tensors(path, "directions", called="directions", writer="save")
         with taking_apart(str(path)):
-            return cls(found["vectors"], found["layers"].tolist(), about.pop("kind"), about)
+            return cls(tensors["vectors"], tensors["layers"].tolist(), about.pop("kind"), about)
 
     def __repr__(self) -> str:
         norms = ", ".join(f"{layer}: {norm:.3g}" for layer, norm in zip(self.layers, self.norms.tolist(), strict=True))
@@ -151,17 +151,17 @@ def contrast_vectors(
             with torch.no_grad():
                 cache = model.cache(**prompts.one(row), names_filter=names, pos_slice=pos)
             for layer, name in enumerate(names):
-                mean, found = averaged(cache[name].reshape(1, -1, model.cfg.d_model), "b p d", None, outliers)
+                mean, outlying = averaged(cache[name].reshape(1, -1, model.cfg.d_model), "b p d", None, outliers)
                 vectors[layer] += sign * mean[0, 0].cpu() / len(prompts)
                 typical[layer] += mean[0, 0].norm().cpu() / len(prompts) / 2
-                if found.count:
-                    left_out[name] = left_out.get(name, Outlying()) + found
+                if outlying.count:
+                    left_out[name] = left_out.get(name, Outlying()) + outlying
     _check_difference(vectors, typical, list(by_layer), normalize)
     if normalize:
         vectors = vectors / vectors.norm(dim=-1, keepdim=True)
     info = {"model": model.cfg.model_name}
     if left_out:
-        info["outlying"] = "; ".join(f"{name}: {each}" for name, each in left_out.items())
+        info["outlying"] = "; ".join(f"{name}: {outlying}" for name, outlying in left_out.items())
     return Directions(vectors.to(model.cfg.dtype), list(by_layer), points, info)
 
 
@@ -184,8 +184,8 @@ def _check_difference(vectors: Tensor, typical: Tensor, layers: list[int], norma
 
 def _points(model: HookedModel, kind: str, layers: Sequence[int] | None) -> dict[int, HookPoint]:
     """The points of some layers; an error unless they have the width of the residual stream."""
-    found = {int(layer): point for (layer,), point in sweep_points(model, kind, "layer", layers).points.items()}
-    for point in found.values():
+    by_layer = {int(layer): point for (layer,), point in sweep_points(model, kind, "layer", layers).points.items()}
+    for point in by_layer.values():
         if point.stream == "image":
             raise HooklineError(f"steering needs a language-model point; {point.name!r} is in the vision tower")
         if point.axes != "b p d":
@@ -193,7 +193,7 @@ def _points(model: HookedModel, kind: str, layers: Sequence[int] | None) -> dict
                 f"steering needs a point with the width of the residual stream, but {point.name!r} has axes "
                 f"{point.axes}"
             )
-    return found
+    return by_layer
 
 
 def sweep_layers(
@@ -228,20 +228,23 @@ def sweep_layers(
         raise HooklineError(f"coefficients is a list of numbers, such as [1.0, 2.0], got {coefficients!r}")
     check_language_model(model)
     how = Options.of(options)
-    wanted = vectors.layers if layers is None else layer_numbers(layers, model.cfg.n_layers)
-    added = {layer: vectors.fitting(model, layer) for layer in wanted}
-    points = {layer: vectors.point(model, layer) for layer in wanted}
+    selected_layers = vectors.layers if layers is None else layer_numbers(layers, model.cfg.n_layers)
+    added = {layer: vectors.fitting(model, layer) for layer in selected_layers}
+    points = {layer: vectors.point(model, layer) for layer in selected_layers}
     metric, (rows,) = continued(model, metric, prompts_of(model, prompts))
     bases = baselines(model, rows, keep=[point.name for point in points.values()])
     positions = None if pos is None else prompt_positions(model, rows, pos)
-    cells = Cells({"layer": list(wanted)}, {(layer,): [(point, {})] for layer, point in points.items()})
+    cells = Cells({"layer": list(selected_layers)}, {(layer,): [(point, {})] for layer, point in points.items()})
     builders = []
     for times in coefficients:
         moved = {point.name: times * added[layer] for layer, point in points.items()}
-        given = [{name: base.kept[name] + x.to(base.kept[name]) for name, x in moved.items()} for base in bases]
-        builders.append(CellBuilder(cells, given, bases, rows, positions))
+        activations = [{name: base.kept[name] + x.to(base.kept[name]) for name, x in moved.items()} for base in bases]
+        builders.append(CellBuilder(cells, activations, bases, rows, positions))
     variants = [builder.variant_for([key]) for key in cells.covered for builder in builders]
-    coords: dict[str, list[Label]] = {**cells.coords, "coefficient": [float(each) for each in coefficients]}
+    coords: dict[str, list[Label]] = {
+        **cells.coords,
+        "coefficient": [float(coefficient) for coefficient in coefficients],
+    }
     reader = reader_of(model, bases, rows, metric)
     info = {"clean": reader.baseline, **about(model, "steering vectors added")}
     return measured(reader, Grid(("layer", "coefficient"), coords, variants), info, how)
@@ -315,8 +318,10 @@ def _check_generation(model: HookedModel, seed: int | None, kwargs: dict[str, An
             "steering.generate compares one text per prompt: leave out num_return_sequences, and call it with seed=0, "
             "seed=1, …"
         )
-    own = getattr(kwargs.get("generation_config", getattr(model.module, "generation_config", None)), "do_sample", None)
-    if seed is not None and not kwargs.get("do_sample", own):
+    samples_by_default = getattr(
+        kwargs.get("generation_config", getattr(model.module, "generation_config", None)), "do_sample", None
+    )
+    if seed is not None and not kwargs.get("do_sample", samples_by_default):
         raise HooklineError(f"seed={seed!r} has no effect without sampling: pass do_sample=True, or leave out seed")
 
 

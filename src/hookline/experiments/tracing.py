@@ -109,8 +109,8 @@ def subject_positions(model: HookedModel, text: Prompts, subject: str | int | Se
     starts = [at for at in range(len(whole)) if subject and whole.startswith(subject, at)]
     spans = [[p for p in range(len(ids)) if ends[p + 1] > at and ends[p] < at + len(subject)] for at in starts]
     if len(spans) != 1:
-        there = f"occurs {len(spans)} times: pass its positions, one of {spans}" if spans else "does not occur"
-        raise HooklineError(f"the subject {subject!r} {there}, in the prompt {whole!r}")
+        problem = f"occurs {len(spans)} times: pass its positions, one of {spans}" if spans else "does not occur"
+        raise HooklineError(f"the subject {subject!r} {problem}, in the prompt {whole!r}")
     return spans[0]
 
 
@@ -144,25 +144,25 @@ def _noise(
     seed: int | None,
 ) -> tuple[Float[Tensor, "sample position d_model"], float]:
     """The noise of each sample, and its standard deviation."""
-    here = clean.kept["hook_embed"]
-    shape = (len(positions), here.shape[-1])
+    embeddings = clean.kept["hook_embed"]
+    shape = (len(positions), embeddings.shape[-1])
     if isinstance(noise, Tensor):
         if samples is not None or seed is not None:
             raise HooklineError("noise is a tensor, so samples and seed have no effect: remove them")
         added = noise[None] if noise.ndim == 2 else noise
         if added.ndim != 3 or added.shape[1:] != shape or not len(added):
             raise HooklineError(f"noise has shape {list(noise.shape)}, it must be [sample, {shape[0]}, {shape[1]}]")
-        return added.to(here), float(added.float().std())
+        return added.to(embeddings), float(added.float().std())
     count = 10 if samples is None else samples
     if isinstance(noise, bool) or not isinstance(noise, Real):
         raise HooklineError(f"noise is a number of standard deviations, such as 3.0, or a tensor, not {noise!r:.60}")
     if not noise > 0 or isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise HooklineError(f"noise must be positive and samples at least 1, got noise={noise}, samples={samples}")
     vocabulary = model.W_E.detach().float()
-    scale = here.float().std().to(vocabulary.device) / vocabulary[clean.tokens[0].to(vocabulary.device)].std()
+    scale = embeddings.float().std().to(vocabulary.device) / vocabulary[clean.tokens[0].to(vocabulary.device)].std()
     spread = noise * float(vocabulary.std() * scale)  # as the embeddings enter the stream: some models scale them
     generator = torch.Generator().manual_seed(seed or 0)
-    return (torch.randn(count, *shape, generator=generator) * spread).to(here), spread
+    return (torch.randn(count, *shape, generator=generator) * spread).to(embeddings), spread
 
 
 def _noised(model: HookedModel, text: Prompts, positions: list[int], added: Tensor, keep: list[str]) -> Baseline:

@@ -17,10 +17,10 @@ _MOST_EDGES = 5000
 
 def node_rows(nodes: list[str]) -> dict[str, list[str]]:
     """The nodes of each row, from the input to the logits: features by their points, others by layer and kind."""
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for node in nodes:
-        found.setdefault(_row_name(node), []).append(node)
-    return found
+        rows.setdefault(_row_name(node), []).append(node)
+    return rows
 
 
 def _row_name(node: str) -> str:
@@ -48,11 +48,11 @@ def draw_circuit(circuit: Circuit, ax: Any = None) -> Any:
     from matplotlib import pyplot
 
     rows = node_rows(circuit.nodes)
-    width = max((len(some) for some in rows.values()), default=1)
+    width = max((len(nodes) for nodes in rows.values()), default=1)
     places: dict[str, tuple[float, float]] = {}
-    for y, (name, some) in enumerate(rows.items()):
-        first = -(width + 1) / 2 if _is_side(name) else -(len(some) - 1) / 2
-        places |= {node: (first + x, y) for x, node in enumerate(some)}
+    for y, (name, nodes) in enumerate(rows.items()):
+        first = -(width + 1) / 2 if _is_side(name) else -(len(nodes) - 1) / 2
+        places |= {node: (first + x, y) for x, node in enumerate(nodes)}
     ax = ax if ax is not None else pyplot.subplots(figsize=(max(8, 1.1 * width), 0.7 * (len(rows) + 1)))[1]
     edges = circuit.edges
     most = float(edges.values.abs().max()) if len(edges) else 1.0
@@ -83,12 +83,12 @@ def circuit_html(circuit: Circuit, title: str | None, theme: Literal["light", "d
             f"circuits.circuit(scores, {_MOST_EDGES / len(circuit.scores):.2g}).plot_html()"
         )
     rows = node_rows(circuit.nodes)
-    number = {node: at for at, node in enumerate(node for some in rows.values() for node in some)}
+    number = {node: at for at, node in enumerate(node for nodes in rows.values() for node in nodes)}
     shown = f"{len(circuit)} of {len(circuit.scores)} edges of {circuit.scores.info.get('model', 'the model')}"
     data: dict[str, Any] = {
         "title": shown if title is None else title,
         "metric": circuit.scores.name,
-        "rows": [{"name": x, "side": _is_side(x), "nodes": list(map(_short, some))} for x, some in rows.items()],
+        "rows": [{"name": x, "side": _is_side(x), "nodes": list(map(_short, nodes))} for x, nodes in rows.items()],
         "edges": [[number[sender], number[node], note, value] for sender, node, note, value in circuit.links],
     }
     return circuit_page(data, theme)

@@ -36,7 +36,7 @@ def edge_order(scores: EdgeScores, method: Method, by: By) -> Int[Tensor, " edge
     for number, receiver in enumerate(scores.receivers):
         for node in nodes_of(receiver, groups):
             into.setdefault(node, []).append(rank[number])
-    waiting, reached, found = list(into["logits"]), {"logits"}, []
+    waiting, reached, chosen_edges = list(into["logits"]), {"logits"}, []
     heapq.heapify(waiting)
     taken: set[int] = set()
     while waiting:
@@ -45,28 +45,28 @@ def edge_order(scores: EdgeScores, method: Method, by: By) -> Int[Tensor, " edge
         if number in taken:
             continue
         taken.add(number)
-        found.append(number)
+        chosen_edges.append(number)
         sender = scores.senders[number]
         if sender not in reached:
             reached.add(sender)
-            for each in into.get(sender, ()):
-                heapq.heappush(waiting, each)
-    return torch.tensor(found)
+            for edge_rank in into.get(sender, ()):
+                heapq.heappush(waiting, edge_rank)
+    return torch.tensor(chosen_edges)
 
 
 def group_size(senders: Sequence[str], receivers: Sequence[str]) -> int:
     """How many heads share keys and values."""
-    heads = {each for each in senders if each.startswith("L0H")}
-    shared = {each for each in receivers if each.startswith("L0KV") and each.endswith(".k")}
+    heads = {sender for sender in senders if sender.startswith("L0H")}
+    shared = {receiver for receiver in receivers if receiver.startswith("L0KV") and receiver.endswith(".k")}
     return len(heads) // len(shared) if shared else 1
 
 
 def nodes_of(receiver: str, group: int) -> list[str]:
     """The senders that a receiver is a part of."""
-    found = re.fullmatch(r"L(\d+)(H|KV)(\d+)\.[qkv]", receiver)
-    if found is None:
+    match = re.fullmatch(r"L(\d+)(H|KV)(\d+)\.[qkv]", receiver)
+    if match is None:
         return [receiver]
-    layer, kind, number = found[1], found[2], int(found[3])
+    layer, kind, number = match[1], match[2], int(match[3])
     return [f"L{layer}H{head}" for head in (range(number * group, (number + 1) * group) if kind == "KV" else [number])]
 
 
@@ -89,9 +89,9 @@ class Circuit:
     def nodes(self) -> list[str]:
         """The senders and receivers of the circuit, without duplicates."""
         edges, group = self.edges, group_size(self.scores.senders, self.scores.receivers)
-        ends = [node for each in edges.receivers for node in nodes_of(each, group)]
-        known = set(edges.senders) | set(ends)
-        return [each for each in (*dict.fromkeys(self.scores.senders), "logits") if each in known]
+        ends = [node for receiver in edges.receivers for node in nodes_of(receiver, group)]
+        circuit_nodes = set(edges.senders) | set(ends)
+        return [node for node in (*dict.fromkeys(self.scores.senders), "logits") if node in circuit_nodes]
 
     @property
     def links(self) -> list[tuple[str, str, str, float]]:
@@ -100,13 +100,13 @@ class Circuit:
         An edge into keys or values that heads share is one for each of these heads, with an equal part of the score.
         """
         edges, group = self.edges, group_size(self.scores.senders, self.scores.receivers)
-        found = []
+        links = []
         for at, (sender, receiver) in enumerate(zip(edges.senders, edges.receivers, strict=True)):
             nodes = nodes_of(receiver, group)
             part = receiver.rpartition(".")[2] if receiver != nodes[0] else ""
-            note = " ".join(str(each) for each in (part, *([edges.positions[at]] if edges.positions else [])) if each)
-            found += [(sender, node, note, float(edges.values[at]) / len(nodes)) for node in nodes]
-        return found
+            note = " ".join(str(word) for word in (part, *([edges.positions[at]] if edges.positions else [])) if word)
+            links += [(sender, node, note, float(edges.values[at]) / len(nodes)) for node in nodes]
+        return links
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the nodes by layer, with a line for each edge, as wide as its score; returns the matplotlib Axes."""

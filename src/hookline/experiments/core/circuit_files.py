@@ -49,7 +49,7 @@ def save_circuit(found: Circuit | EdgeScores, path: str | Path, model: HookedMod
         "d_model": cfg.d_model,
     }
     head |= {"n_key_value_heads": cfg.n_kv_heads, "model_name": cfg.model_name}
-    content = {"cfg": head, "nodes": {_to_mib(each): {"in_graph": each in used} for each in names}, "edges": edges}
+    content = {"cfg": head, "nodes": {_to_mib(node): {"in_graph": node in used} for node in names}, "edges": edges}
     write_bytes(Path(path), json.dumps(content).encode(), "the circuit")
     return Path(path)
 
@@ -59,7 +59,7 @@ def load_circuit(path: str | Path, model: HookedModel | None = None) -> Circuit:
     try:
         content = read_json(Path(path))
         cfg, edges = content["cfg"], content["edges"]
-        rows = [(name, float(each["score"]), bool(each["in_graph"])) for name, each in edges.items()]
+        rows = [(name, float(edge["score"]), bool(edge["in_graph"])) for name, edge in edges.items()]
         features = {name for name in content.get("nodes", ()) if "/" in name}
         shape = {key: int(cfg[key]) for key in ("n_layers", "n_heads", "d_model")}
         shape["n_kv_heads"] = int(cfg.get("n_key_value_heads") or shape["n_heads"])
@@ -81,15 +81,17 @@ def load_circuit(path: str | Path, model: HookedModel | None = None) -> Circuit:
                 f"{path} is a circuit of another model: its {key} is {value}, not {getattr(model.cfg, key)}"
             )
     n_kv = model.cfg.n_kv_heads if model is not None else shape["n_kv_heads"]
-    found: dict[tuple[str, str], list[float]] = {}
+    merged_edges: dict[tuple[str, str], list[float]] = {}
     for name, score, is_in in rows:
         ends = _between_features(name, features) or _from_mib(name, shape, n_kv, path)
-        entry = found.setdefault(ends, [0.0, 0.0])
+        entry = merged_edges.setdefault(ends, [0.0, 0.0])
         entry[0] += score
         entry[1] = max(entry[1], float(is_in))
-    values = torch.tensor([score for score, _ in found.values()])
-    scores = EdgeScores(values, [u for u, _ in found], [v for _, v in found], "score", {"file": Path(path).name})
-    return Circuit(scores, torch.tensor([is_in > 0 for _, is_in in found.values()]))
+    values = torch.tensor([score for score, _ in merged_edges.values()])
+    scores = EdgeScores(
+        values, [u for u, _ in merged_edges], [v for _, v in merged_edges], "score", {"file": Path(path).name}
+    )
+    return Circuit(scores, torch.tensor([is_in > 0 for _, is_in in merged_edges.values()]))
 
 
 def _to_mib(node: str) -> str:
@@ -109,7 +111,7 @@ def _check_ends(sender: str, end: str, name: str, shape: dict[str, int], path: s
     """Raise unless both nodes exist, and the second comes after the first."""
     turns = []
     for node in (sender, end):
-        numbers = [int(each) for each in re.findall(r"\d+", node)]
+        numbers = [int(digits) for digits in re.findall(r"\d+", node)]
         if numbers and (numbers[0] >= shape["n_layers"] or (len(numbers) > 1 and numbers[1] >= shape["n_heads"])):
             raise HooklineError(
                 f"{path} has the edge {name!r}, but only {shape['n_layers']} layers of {shape['n_heads']} heads"
@@ -124,13 +126,13 @@ def _from_mib(name: str, shape: dict[str, int], n_kv: int, path: str | Path) -> 
     """The sender and the receiver of an edge by its name, `input->a0.h1<q>`."""
     group = shape["n_heads"] // n_kv
     node = r"input|m\d+|a\d+\.h\d+|logits"
-    found = re.fullmatch(rf"({node})->({node})(?:<([qkv])>)?", name)
-    if found is None or (found[3] is None) != (found[2][0] != "a"):
+    match = re.fullmatch(rf"({node})->({node})(?:<([qkv])>)?", name)
+    if match is None or (match[3] is None) != (match[2][0] != "a"):
         raise HooklineError(f"{path} has an edge {name!r}: edges are named as in 'input->a0.h1<q>' or 'm0->logits'")
-    _check_ends(found[1], found[2], name, shape, path)
-    sender, end = ({"input": "embed"}.get(x) or re.sub(r"a(\d+)\.h(\d+)", r"L\1H\2", x) for x in found.group(1, 2))
+    _check_ends(match[1], match[2], name, shape, path)
+    sender, end = ({"input": "embed"}.get(x) or re.sub(r"a(\d+)\.h(\d+)", r"L\1H\2", x) for x in match.group(1, 2))
     sender, end = (re.sub(r"^m(\d+)$", r"mlp\1", x) for x in (sender, end))
-    if found[3] in ("k", "v") and group > 1:
+    if match[3] in ("k", "v") and group > 1:
         layer, _, head = end.partition("H")
         end = f"{layer}KV{int(head) // group}"
-    return sender, end if found[3] is None else f"{end}.{found[3]}"
+    return sender, end if match[3] is None else f"{end}.{match[3]}"

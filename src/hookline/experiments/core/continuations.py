@@ -49,8 +49,8 @@ def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1
         return spec, list(prompts)
     _check(model, metrics)
     contexts = _contexts(list(slots.values()))
-    found = [_extended(model, each, contexts) for each in prompts]
-    _check_causal(model, prompts[0], found[0])
+    extended_prompts = [_extended(model, side, contexts) for side in prompts]
+    _check_causal(model, prompts[0], extended_prompts[0])
     ready = {}
     for name, metric in metrics:
         if name in ready:
@@ -58,8 +58,10 @@ def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1
         read = {field: slots[name, field] for field in _answers(metric)}
         if "wrong" in read and any(a == b for a, b in zip(read["answer"], read["wrong"], strict=True)):
             raise HooklineError(f"the answer and the wrong answer are the same in a row: {metric!r} is always 0 there")
-        ready[name] = Continued(metric, {field: (x, _copy_of(x, contexts)) for field, x in read.items()}, found[0])
-    return ready, found
+        ready[name] = Continued(
+            metric, {field: (x, _copy_of(x, contexts)) for field, x in read.items()}, extended_prompts[0]
+        )
+    return ready, extended_prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,33 +79,33 @@ class Continued:
         return self.metric.of_tokens(read).repeat_interleave(self.prompts.copies)
 
     def _read(self, logits: Tensor, slot: Slot, copy: int) -> list[tuple[Tensor, Tensor]]:
-        found = []
+        readings = []
         for example, ids in enumerate(slot):
             row = example * self.prompts.copies + copy
             start = self.prompts.spans[row].start + self.prompts.length(row) - 1
-            there = upcast(logits[row, start : start + len(ids)])
-            found.append((there, torch.tensor(ids, device=logits.device)))
-        return found
+            answer_logits = upcast(logits[row, start : start + len(ids)])
+            readings.append((answer_logits, torch.tensor(ids, device=logits.device)))
+        return readings
 
 
-def answers_of(model: HookedModel, given: Any, batch: int) -> Slot:
+def answers_of(model: HookedModel, answers: Any, batch: int) -> Slot:
     """The tokens of the answer of each example."""
-    if isinstance(given, Tensor):
-        given = tuple(given.tolist())
-    elif not isinstance(given, tuple) or (batch == 1 and all(type(each) is int for each in given)):
-        given = (given,)
-    found = [_tokens(model, each) for each in given]
-    if len(found) not in (1, batch):
+    if isinstance(answers, Tensor):
+        answers = tuple(answers.tolist())
+    elif not isinstance(answers, tuple) or (batch == 1 and all(type(token) is int for token in answers)):
+        answers = (answers,)
+    slot = [_tokens(model, answer) for answer in answers]
+    if len(slot) not in (1, batch):
         raise HooklineError(
-            f"{how_many(len(found), 'answer')} for {how_many(batch, 'prompt')}: pass one for all, or one each"
+            f"{how_many(len(slot), 'answer')} for {how_many(batch, 'prompt')}: pass one for all, or one each"
         )
-    return found * (batch // len(found))
+    return slot * (batch // len(slot))
 
 
 def _tokens(model: HookedModel, answer: Any) -> Ids:
     ids = tuple(model._text.ids(answer, False)) if isinstance(answer, str) else answer
     ids = (ids,) if isinstance(ids, int) else ids
-    wrong = next((each for each in ids if each not in range(model.cfg.d_vocab)), None)
+    wrong = next((token for token in ids if token not in range(model.cfg.d_vocab)), None)
     if wrong is not None:
         raise HooklineError(f"token {wrong} is out of range: the vocabulary has 0 to {model.cfg.d_vocab - 1}")
     return ids
@@ -134,8 +136,8 @@ def _check(model: HookedModel, metrics: Sequence[tuple[str, Any]]) -> None:
 @torch.no_grad()
 def _check_causal(model: HookedModel, prompts: Prompts, longer: Prompts) -> None:
     """A prompt must not attend to its continuation: some models attend to a prompt in both directions."""
-    own, same = (model(**each.one(0))[:, : longer.length(0)] for each in (prompts, longer))
-    if not is_close(same, own):
+    original_logits, same = (model(**side.one(0))[:, : longer.length(0)] for side in (prompts, longer))
+    if not is_close(same, original_logits):
         raise HooklineError(
             "an answer of several tokens extends the prompt, but in this model the prompt attends to later tokens, and "
             "would see the answer: use an answer of one token"
@@ -144,17 +146,17 @@ def _check_causal(model: HookedModel, prompts: Prompts, longer: Prompts) -> None
 
 def _contexts(slots: Sequence[Slot]) -> list[Slot]:
     """The fewest continuations of each prompt that contain all but the last token of every answer."""
-    found: list[Slot] = []
+    contexts: list[Slot] = []
     for slot in slots:
         needed = [ids[:-1] for ids in slot]
-        for number, other in enumerate(found):
+        for number, other in enumerate(contexts):
             pairs = [sorted(pair, key=len) for pair in zip(needed, other, strict=True)]
             if all(long[: len(short)] == short for short, long in pairs):
-                found[number] = [long for _, long in pairs]
+                contexts[number] = [long for _, long in pairs]
                 break
         else:
-            found.append(needed)
-    return found
+            contexts.append(needed)
+    return contexts
 
 
 def _copy_of(slot: Slot, contexts: Sequence[Slot]) -> int:
@@ -168,32 +170,32 @@ def _copy_of(slot: Slot, contexts: Sequence[Slot]) -> int:
 
 def _extended(model: HookedModel, prompts: Prompts, contexts: Sequence[Slot]) -> Prompts:
     """The prompts with each of the continuations."""
-    rows, more, own = [], [], []
+    rows, more, lengths = [], [], []
     for row in range(len(prompts)):
         text = prompts.row(row)[0]
         for context in contexts:
             rows.append(torch.cat([text, text.new_tensor(context[row])]))
-            own.append(len(text))
+            lengths.append(len(text))
             more += [longer(inputs, len(text), len(context[row])) for inputs in prompts.more[row : row + 1]]
     model._text.check_length(max(map(len, rows)))
-    return Prompts.of_rows(rows, more, len(contexts), own)
+    return Prompts.of_rows(rows, more, len(contexts), lengths)
 
 
 def longer(inputs: Mapping[str, Any], length: int, count: int) -> dict[str, Any]:
     """The inputs of a prompt besides its tokens, extended for `count` more tokens."""
-    found: dict[str, Any] = {}
+    extended_inputs: dict[str, Any] = {}
     for name, x in inputs.items():
         if not isinstance(x, Tensor) or x.shape[:2] != (1, length) or not count:
-            found[name] = x
+            extended_inputs[name] = x
         elif name.endswith("type_ids"):  # which tokens are images: not these
-            found[name] = torch.cat([x, x.new_zeros(1, count)], 1)
+            extended_inputs[name] = torch.cat([x, x.new_zeros(1, count)], 1)
         elif name == "position_ids":
-            found[name] = torch.cat([x, x[:, -1:] + torch.arange(1, count + 1, device=x.device)], 1)
+            extended_inputs[name] = torch.cat([x, x[:, -1:] + torch.arange(1, count + 1, device=x.device)], 1)
         elif name == "cross_attention_mask":
-            found[name] = torch.cat([x, x[:, -1:].expand(-1, count, *x.shape[2:])], 1)
+            extended_inputs[name] = torch.cat([x, x[:, -1:].expand(-1, count, *x.shape[2:])], 1)
         else:
             raise HooklineError(
                 f"{name} has one value per token of the prompt, and the values for an answer of several tokens are "
                 f"unknown: use an answer of one token, such as {LogitDiff.example}"
             )
-    return found
+    return extended_inputs

@@ -98,15 +98,15 @@ class Pullback:
 
         The products are summed over the positions that count.
         """
-        found: list[list[Tensor]] = []
-        for _, part in self._how.fit.parts(range(len(vectors)), lambda some: self._part(vectors[list(some)])):
+        batches: list[list[Tensor]] = []
+        for _, part in self._how.fit.parts(range(len(vectors)), lambda indices: self._part(vectors[list(indices)])):
             summed = [
                 torch.einsum("vpd,p->vd", x.to(weight.dtype), weight.to(x.device))
                 for x, weight in zip(part, weights, strict=True)
             ]
-            found.append([x.cpu() for x in summed])
-            self._check_finite(found[-1])
-        return [torch.cat(each) for each in zip(*found, strict=True)]
+            batches.append([x.cpu() for x in summed])
+            self._check_finite(batches[-1])
+        return [torch.cat(parts) for parts in zip(*batches, strict=True)]
 
     def _check_finite(self, gradients: Sequence[Tensor]) -> None:
         for name, x in zip(self._names, gradients, strict=True):
@@ -142,11 +142,11 @@ class Pullback:
 
     def _pulled(self, seeds: Float[Tensor, "copy pos d_model"]) -> list[Tensor]:
         sources = [self.streams[name] for name in self._names]
-        found = torch.autograd.grad(self.target, sources, seeds, retain_graph=True, allow_unused=True)
-        for name, x in zip(self._names, found, strict=True):
+        gradients = torch.autograd.grad(self.target, sources, seeds, retain_graph=True, allow_unused=True)
+        for name, x in zip(self._names, gradients, strict=True):
             if x is None:
                 raise HooklineError(f"the final stream of {self._model.cfg.architecture} does not depend on {name!r}")
-        return list(found)
+        return list(gradients)
 
     def check_causal(self) -> None:
         """Raise if the stream at the first position depends on later positions: sums would include earlier targets."""
@@ -155,9 +155,9 @@ class Pullback:
             raise HooklineError(f"{self._last!r} has values that are not finite (NaN or infinite)")
         seeds = torch.zeros_like(self.target)
         seeds[:, 0] = torch.randn(seeds.shape[-1], generator=torch.Generator().manual_seed(0)).to(seeds)
-        found = self._pulled(seeds)
-        self._check_finite(found)
-        for name, x in zip(self._names, found, strict=True):
+        gradients = self._pulled(seeds)
+        self._check_finite(gradients)
+        for name, x in zip(self._names, gradients, strict=True):
             if bool(x[:, 1:].any()):
                 raise HooklineError(
                     f"a Jacobian lens sums over positions at and after each position, but in "

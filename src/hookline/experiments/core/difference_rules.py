@@ -29,58 +29,58 @@ class Call(NamedTuple):
     value: Any
 
 
-def _elementwise(here: Call, there: Call, active: list[int]) -> Linear | None:
+def _elementwise(call: Call, reference: Call, active: list[int]) -> Linear | None:
     """A function of each number has the slope between its values, and its derivative where they are close."""
-    at, value, far = active[0], here.value, there.value
-    x, other = here.args[at].detach(), there.args[at]
+    at, value, far = active[0], call.value, reference.value
+    x, other = call.args[at].detach(), reference.args[at]
     if len(active) > 1 or not isinstance(value, Tensor) or value.shape != x.shape or not value.is_floating_point():
         return lambda *_: value
     apart = upcast(x) - upcast(other)
     is_near = apart.abs() <= 1e-3 * (upcast(x).abs() + upcast(other).abs())
     with torch.enable_grad():
         middle = ((upcast(x) + upcast(other)) / 2).requires_grad_()
-        known = [middle if nth == at else _constant(each) for nth, each in enumerate(here.args)]
-        made = here.function(*known)
+        args = [middle if nth == at else _constant(arg) for nth, arg in enumerate(call.args)]
+        made = call.function(*args)
         (slope,) = torch.autograd.grad(made.sum(), middle) if made.requires_grad else (torch.zeros_like(middle),)
     between = (upcast(value) - upcast(far)) / torch.where(is_near, torch.ones_like(apart), apart)
     slope = torch.where(is_near, slope, between)
     return lambda x: x * slope.to(x.dtype)
 
 
-def _product(here: Call, there: Call, active: list[int]) -> Linear | None:
+def _product(call: Call, reference: Call, active: list[int]) -> Linear | None:
     if len(active) < 2:
         return None
-    mean = [(_constant(x) + there.args[at]) / 2 if at in active else x for at, x in enumerate(here.args)]
+    mean = [(_constant(x) + reference.args[at]) / 2 if at in active else x for at, x in enumerate(call.args)]
 
-    def linear(*given: Tensor) -> Any:
-        parts = zip(active, given, strict=True)
-        return sum(here.function(*mean[:at], x, *mean[at + 1 :]) for at, x in parts)
+    def linear(*inputs: Tensor) -> Any:
+        parts = zip(active, inputs, strict=True)
+        return sum(call.function(*mean[:at], x, *mean[at + 1 :]) for at, x in parts)
 
     return linear
 
 
-def _quotient(here: Call, there: Call, active: list[int]) -> Linear | None:
+def _quotient(call: Call, reference: Call, active: list[int]) -> Linear | None:
     if 1 not in active:
         return None
-    above = (_constant(here.args[0]) + there.args[0]) / 2
-    one, other = 1 / here.args[1].detach(), 1 / there.args[1]
+    above = (_constant(call.args[0]) + reference.args[0]) / 2
+    one, other = 1 / call.args[1].detach(), 1 / reference.args[1]
 
-    def linear(*given: Tensor) -> Any:
-        found = given[-1] * (-one * other * above)
-        return found + given[0] * (one + other) / 2 if 0 in active else found
+    def linear(*inputs: Tensor) -> Any:
+        divisor_part = inputs[-1] * (-one * other * above)
+        return divisor_part + inputs[0] * (one + other) / 2 if 0 in active else divisor_part
 
     return linear
 
 
-def _layer_norm(here: Call, there: Call, _active: list[int]) -> Linear:
-    x, shape, weight, _, epsilon = [*here.args, *(None, None, 1e-5)[len(here.args) - 2 :]][:5]
-    return _norm(x, there.args[0], shape, weight, epsilon, is_centered=True)
+def _layer_norm(call: Call, reference: Call, _active: list[int]) -> Linear:
+    x, shape, weight, _, epsilon = [*call.args, *(None, None, 1e-5)[len(call.args) - 2 :]][:5]
+    return _norm(x, reference.args[0], shape, weight, epsilon, is_centered=True)
 
 
-def _rms_norm(here: Call, there: Call, _active: list[int]) -> Linear:
-    x, shape, weight, epsilon = [*here.args, *(None, None)[len(here.args) - 2 :]][:4]
+def _rms_norm(call: Call, reference: Call, _active: list[int]) -> Linear:
+    x, shape, weight, epsilon = [*call.args, *(None, None)[len(call.args) - 2 :]][:4]
     epsilon = torch.finfo(x.dtype).eps if epsilon is None else epsilon
-    return _norm(x, there.args[0], shape, weight, epsilon, is_centered=False)
+    return _norm(x, reference.args[0], shape, weight, epsilon, is_centered=False)
 
 
 def _norm(
@@ -91,30 +91,30 @@ def _norm(
     def centered(x: Tensor) -> Tensor:
         return upcast(x) - upcast(x).mean(axes, keepdim=True) if is_centered else upcast(x)
 
-    own, other = centered(x.detach()), centered(far)
-    one, two = ((each.square().mean(axes, keepdim=True) + epsilon).rsqrt() for each in (own, other))
-    slope, total = -((one * two) ** 2) / (one + two), own + other  # of the reciprocal, in the mean square
+    centered_x, other = centered(x.detach()), centered(far)
+    one, two = ((values.square().mean(axes, keepdim=True) + epsilon).rsqrt() for values in (centered_x, other))
+    slope, total = -((one * two) ** 2) / (one + two), centered_x + other  # of the reciprocal, in the mean square
 
     def linear(x: Tensor) -> Tensor:
         moved = centered(x)
-        found = moved * (one + two) / 2 + total / 2 * slope * (moved * total).mean(axes, keepdim=True)
-        return (found if weight is None else found * weight).to(x.dtype)
+        change = moved * (one + two) / 2 + total / 2 * slope * (moved * total).mean(axes, keepdim=True)
+        return (change if weight is None else change * weight).to(x.dtype)
 
     return linear
 
 
-def _softmax(here: Call, there: Call, _active: list[int]) -> Linear:
-    axis = next((x for x in here.args[1:] if isinstance(x, int) and not isinstance(x, bool)), -1)
-    one, two = upcast(here.value), upcast(there.value)
+def _softmax(call: Call, reference: Call, _active: list[int]) -> Linear:
+    axis = next((x for x in call.args[1:] if isinstance(x, int) and not isinstance(x, bool)), -1)
+    one, two = upcast(call.value), upcast(reference.value)
     is_near = (one - two).abs() <= 1e-4 * (one + two)
     ratio = torch.where(is_near, torch.full_like(one, torch.e), one.clamp(min=1e-38) / two.clamp(min=1e-38)).log()
     mean = torch.where(is_near, (one + two) / 2, (one - two) / ratio)  # logarithmic
-    is_seen = upcast(here.args[0].detach()) > -1e30
+    is_seen = upcast(call.args[0].detach()) > -1e30
 
     def linear(x: Tensor) -> Tensor:
         moved = torch.where(is_seen, upcast(x), torch.zeros_like(one))
         total = (moved * mean).sum(axis, keepdim=True) / mean.sum(axis, keepdim=True)
-        return (mean * (moved - total)).to(here.value.dtype)
+        return (mean * (moved - total)).to(call.value.dtype)
 
     return linear
 
@@ -155,12 +155,12 @@ class DifferenceRules(Rules):
     def _linear(self, rule: Rule, function: Function, args: Sequence[Any]) -> Any:
         with torch.no_grad():
             value = function(*args)
-        here = Call(function, args, value)
+        call = Call(function, args, value)
         if self._left is None:
             self._calls.append(Call(function, [_constant(x) for x in args], _constant(value)))
             return value
-        there = next(self._left, None)
-        if there is None or _shapes(there.args) != _shapes(args):
+        reference = next(self._left, None)
+        if reference is None or _shapes(reference.args) != _shapes(args):
             raise HooklineError(
                 "the two runs call other functions, so that they cannot be compared: use rules='zero', or "
                 "attribution.attribution_patching"
@@ -168,7 +168,7 @@ class DifferenceRules(Rules):
         active = [at for at, x in enumerate(args) if isinstance(x, Tensor) and x.requires_grad]
         if not active or not torch.is_grad_enabled():
             return value
-        linear = _RULES[rule](here, there, active)
+        linear = _RULES[rule](call, reference, active)
         return function(*args) if linear is None else with_value(value, linear(*(args[at] for at in active)))
 
 

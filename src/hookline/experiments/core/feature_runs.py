@@ -50,13 +50,13 @@ class FeatureNode:
     @classmethod
     def of(cls, label: Any) -> FeatureNode:
         """The node with this label."""
-        found = _LABEL.fullmatch(label) if isinstance(label, str) else None
-        if found is None:
+        match = _LABEL.fullmatch(label) if isinstance(label, str) else None
+        if match is None:
             raise HooklineError(
                 f"{label!r} is not a feature: a label is the name of a point, and a number or 'error', as in "
                 f"'blocks.1.hook_resid_post/17'"
             )
-        return cls(found["point"], ERROR if found["what"] == "error" else int(found["what"]), found["place"])
+        return cls(match["point"], ERROR if match["what"] == "error" else int(match["what"]), match["place"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +75,17 @@ class Dictionary:
 def dictionaries(model: HookedModel, saes: Autoencoders) -> dict[str, Dictionary]:
     """The autoencoders by the names of their points, in the order of the model's points."""
     listed = {point.site: point for point in model.hook_dict.values()}  # a module's name means the point there
-    found = [Dictionary(listed.get(point.site, point), sae) for point, sae in autoencoders_at(model, saes)]
-    for each in found:
-        name, axes = each.point.name, each.point.axes.split()
-        if each.point.stream == "image" or axes[:2] != ["b", "p"] or len(axes) not in (3, 4):
+    autoencoders = [Dictionary(listed.get(point.site, point), sae) for point, sae in autoencoders_at(model, saes)]
+    for dictionary in autoencoders:
+        name, axes = dictionary.point.name, dictionary.point.axes.split()
+        if dictionary.point.stream == "image" or axes[:2] != ["b", "p"] or len(axes) not in (3, 4):
             raise HooklineError(f"features at {name!r} are not supported: use a point of text, with axes batch and pos")
     order = {point.canonical_name: at for at, point in enumerate(model.hook_dict.values())}
-    found.sort(key=lambda each: order[each.point.canonical_name])
-    return {each.point.canonical_name: replace(each, point=model.point(each.point.canonical_name)) for each in found}
+    autoencoders.sort(key=lambda dictionary: order[dictionary.point.canonical_name])
+    return {
+        dictionary.point.canonical_name: replace(dictionary, point=model.point(dictionary.point.canonical_name))
+        for dictionary in autoencoders
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,22 +100,22 @@ class FeatureChanges:
     mask: Bool[Tensor, "batch pos"]
 
     @classmethod
-    def between(cls, at: Dictionary, there: Tensor, given: Tensor, mask: Tensor) -> FeatureChanges:
-        """From the activation of one run, `there`, to that of another, `given`."""
-        (x, own), (y, features) = at.split(there), at.split(given)
+    def between(cls, at: Dictionary, start: Tensor, end: Tensor, mask: Tensor) -> FeatureChanges:
+        """From the activation of one run, `start`, to that of another, `end`."""
+        (x, start_features), (y, features) = at.split(start), at.split(end)
         if mask.shape != x.shape[:2]:
             raise HooklineError(
                 f"{at.point.name!r} has the shape {list(x.shape)}, but the prompts {list(mask.shape)}: features are "
                 f"nodes at the positions of the prompt"
             )
-        moved = at.sae.decode(features, x) - at.sae.decode(own, x)
-        return cls(at, x, own, features, (y.float() - x.float()) - moved, mask)
+        moved = at.sae.decode(features, x) - at.sae.decode(start_features, x)
+        return cls(at, x, start_features, features, (y.float() - x.float()) - moved, mask)
 
     @classmethod
-    def to_zero(cls, at: Dictionary, there: Tensor, mask: Tensor) -> FeatureChanges:
+    def to_zero(cls, at: Dictionary, start: Tensor, mask: Tensor) -> FeatureChanges:
         """From the activation of a run to one without features and error."""
-        x, own = at.split(there)
-        return cls(at, x, own, torch.zeros_like(own), at.sae.decode(own, x).float() - x.float(), mask)
+        x, features = at.split(start)
+        return cls(at, x, features, torch.zeros_like(features), at.sae.decode(features, x).float() - x.float(), mask)
 
     def end(self, like: Tensor) -> Tensor:
         """The activation with all changes, in the shape and dtype of another."""
@@ -131,14 +134,16 @@ class FeatureChanges:
         flat = self.at.sae.flattened(gradient, self.at.point).float()
         with torch.enable_grad():
             features = self.own.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self.at.sae.decode(features, self.there), features, flat.to(features))
-        return found, flat
+            (feature_gradient,) = torch.autograd.grad(
+                self.at.sae.decode(features, self.there), features, flat.to(features)
+            )
+        return feature_gradient, flat
 
     def effects(self, gradient: Tensor) -> Float[Tensor, "batch pos node"]:
         """The change of each feature, and of the error, times its gradient."""
         weights, flat = self.weights(gradient)
-        each = [(self.given - self.own) * weights, (self.error * flat).sum(-1, keepdim=True)]
-        return torch.cat(each, -1).float() * self.mask[..., None]
+        effects = [(self.given - self.own) * weights, (self.error * flat).sum(-1, keepdim=True)]
+        return torch.cat(effects, -1).float() * self.mask[..., None]
 
     def change(self, feature: int) -> Float[Tensor, "batch pos d_in"]:
         """How far the activation moves if only this feature, or the error, does."""
@@ -159,7 +164,7 @@ class FeatureRuns:
     def __init__(
         self,
         model: HookedModel,
-        known: Mapping[str, Dictionary],
+        autoencoders: Mapping[str, Dictionary],
         units: Sequence[tuple[str, int]],
         clean: Prompts,
         corrupted: Prompts | None,
@@ -168,13 +173,15 @@ class FeatureRuns:
         self._far: dict[str, tuple[Tensor, Tensor]] = {}
         """The activation and the features of the corrupted run at each point, if there is one."""
         if corrupted is not None:
-            _, far = ran(model, corrupted, [each.point.name for each in known.values()])
-            self._far = {name: each.split(far[each.point.name]) for name, each in known.items()}
-        self._known = known
+            _, far = ran(model, corrupted, [dictionary.point.name for dictionary in autoencoders.values()])
+            self._far = {
+                name: dictionary.split(far[dictionary.point.name]) for name, dictionary in autoencoders.items()
+            }
+        self._known = autoencoders
         self._numbers: dict[str, Int[Tensor, " d_sae_1"]] = {}
         """The number of the unit of each feature, the error last; the last number is that of no unit."""
-        for name, each in known.items():
-            self._numbers[name] = torch.full((each.sae.d_sae + 1,), len(units))
+        for name, dictionary in autoencoders.items():
+            self._numbers[name] = torch.full((dictionary.sae.d_sae + 1,), len(units))
         for number, (name, feature) in enumerate(units):
             self._numbers[name][feature] = number
 
@@ -182,61 +189,63 @@ class FeatureRuns:
         self, masks: Sequence[Bool[Tensor, "unit place"]], positions: Sequence[int], most: int | None = None
     ) -> Iterator[tuple[Sequence[int], Float[Tensor, "row pos vocab"]]]:
         """Numbers of some masks, `most` of them at once, with the logits of their runs at these positions."""
-        size = 16 * max(each.sae.d_sae for each in self._known.values()) * self.prompt.width
+        size = 16 * max(dictionary.sae.d_sae for dictionary in self._known.values()) * self.prompt.width
         return in_batches(self._run, masks, positions, most, self.prompt.width, size)
 
     @torch.no_grad()
     def _run(self, masks: Bool[Tensor, "row unit place"]) -> Float[Tensor, "row pos vocab"]:
         rows, device = len(masks), self.prompt.tokens.device
-        kept = torch.cat([masks, masks.new_zeros(rows, 1, masks.shape[-1])], 1).to(device)
-        hooks: list[Any] = [(each.point.name, self._mixer(name, kept)) for name, each in self._known.items()]
+        padded_masks = torch.cat([masks, masks.new_zeros(rows, 1, masks.shape[-1])], 1).to(device)
+        hooks: list[Any] = [
+            (dictionary.point.name, self._mixer(name, padded_masks)) for name, dictionary in self._known.items()
+        ]
         with drawn_once(rows), left_out("its features are masked"):
             return self.model.run_with_hooks(self.prompt.tokens.expand(rows, -1), fwd_hooks=hooks)
 
-    def _mixer(self, name: str, kept: Bool[Tensor, "row unit_1 place"]) -> Any:
-        at, rows = self._known[name], len(kept)
+    def _mixer(self, name: str, padded_masks: Bool[Tensor, "row unit_1 place"]) -> Any:
+        at, rows = self._known[name], len(padded_masks)
         far = [x.expand(rows, -1, -1) for x in self._far.get(name, ())]
         sae, numbers = at.sae, self._numbers[name]
 
         def mix(x: Tensor) -> Tensor:
-            own, features = at.split(x)
-            mask = kept[:, numbers].transpose(1, 2)  # row, place, feature
+            flat, features = at.split(x)
+            mask = padded_masks[:, numbers].transpose(1, 2)  # row, place, feature
             mixed = torch.where(mask[..., :-1], features, far[1] if far else torch.zeros_like(features))
             # From the run whose error it has, so that a run with all nodes, or none, has just that activation.
-            inside = own + (sae.decode(mixed, own) - sae.decode(features, own)).to(x)
+            inside = flat + (sae.decode(mixed, flat) - sae.decode(features, flat)).to(x)
             if far:
                 outside = far[0] + (sae.decode(mixed, far[0]) - sae.decode(far[1], far[0])).to(x)
             else:
-                outside = sae.decode(mixed, own).to(x)
+                outside = sae.decode(mixed, flat).to(x)
             return torch.where(mask[..., -1:], inside, outside).view(x.shape)
 
         return mix
 
 
 def without_features(
-    model: HookedModel, known: Mapping[str, Dictionary], prompts: Prompts
+    model: HookedModel, autoencoders: Mapping[str, Dictionary], prompts: Prompts
 ) -> Float[Tensor, "batch pos vocab"]:
     """The logits of runs in which all features and errors are 0."""
     none, rows = torch.zeros(1, 0, 1, dtype=torch.bool), []
     for row in range(len(prompts)):
         alone = Prompts.of_rows([prompts.row(row)[0]])
-        rows.append(FeatureRuns(model, known, [], alone, None)._run(none)[0])
+        rows.append(FeatureRuns(model, autoencoders, [], alone, None)._run(none)[0])
     return prompts.padded(rows)
 
 
-def feature_nodes(scores: Result, known: Mapping[str, Dictionary]) -> list[FeatureNode]:
+def feature_nodes(scores: Result, autoencoders: Mapping[str, Dictionary]) -> list[FeatureNode]:
     """The nodes of scores, checked."""
-    found = [FeatureNode.of(label) for label in scores.coords["node"]]
-    for node in found:
-        if node.point not in known:
+    nodes = [FeatureNode.of(label) for label in scores.coords["node"]]
+    for node in nodes:
+        if node.point not in autoencoders:
             raise HooklineError(
-                f"the scores have features at {node.point!r}, but saes has none there: it has {', '.join(known)}"
+                f"the scores have features at {node.point!r}, but saes has none there: it has {', '.join(autoencoders)}"
             )
-        if node.feature >= (size := known[node.point].sae.d_sae):
+        if node.feature >= (size := autoencoders[node.point].sae.d_sae):
             raise HooklineError(
                 f"the scores have the feature {node.label!r}, but the autoencoder there has {size}: it is another one"
             )
-    return found
+    return nodes
 
 
 def check_ablation(scores: Result, corrupted: Any) -> None:

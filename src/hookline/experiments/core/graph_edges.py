@@ -61,11 +61,11 @@ class LocalModel:
         self.model, self.transcoders, self.errors_only = model, transcoders, list(errors_only)
         cuts = mlp_cuts(model)
         skips: dict[int, Callable[[Tensor], Tensor]] = {}
-        for each in transcoders or ():
-            reads, writes = transcoders.points(model, each.layer)  # type: ignore[union-attr]
-            cuts[each.layer] = Cut(reads, writes)
-            if each.W_skip is not None:
-                skips[each.layer] = each.skip
+        for transcoder in transcoders or ():
+            reads, writes = transcoders.points(model, transcoder.layer)  # type: ignore[union-attr]
+            cuts[transcoder.layer] = Cut(reads, writes)
+            if transcoder.W_skip is not None:
+                skips[transcoder.layer] = transcoder.skip
         if not cuts:
             raise HooklineError(
                 f"no layer of {model.cfg.architecture} has an MLP whose input and output are points: mlp.hook_in or "
@@ -89,17 +89,17 @@ class LocalModel:
 
     def explained(self) -> dict[str, float]:
         """The part of each MLP's output that its transcoder reconstructs, by layer; negative if zeros were better."""
-        kept = [pos for pos in range(self.run.n_pos) if pos not in self.errors_only]
-        sizes = {layer: float(self.run.outputs[layer][kept].float().square().sum()) for layer in self.errors}
-        missed = {layer: float(x[kept].float().square().sum()) for layer, x in self.errors.items()}
+        positions = [pos for pos in range(self.run.n_pos) if pos not in self.errors_only]
+        sizes = {layer: float(self.run.outputs[layer][positions].float().square().sum()) for layer in self.errors}
+        missed = {layer: float(x[positions].float().square().sum()) for layer, x in self.errors.items()}
         return {str(layer): 1 - missed[layer] / size for layer, size in sizes.items() if size}
 
     def active(self, layer: int, inputs: Mapping[Reader, Tensor]) -> Float[Tensor, "pos d_sae"]:
         """The activations of a layer's features; 0 at positions that have an error only."""
         assert self.transcoders is not None
-        found = self.transcoders[layer].encode(inputs[layer])
-        found[self.errors_only] = 0
-        return found
+        activations = self.transcoders[layer].encode(inputs[layer])
+        activations[self.errors_only] = 0
+        return activations
 
     def constant(self, layer: int, inputs: Mapping[Reader, Tensor], _made: Any = None) -> Float[Tensor, "pos d_model"]:
         """What is written in place of an MLP without any node: the bias and the skip connection of a transcoder."""
@@ -112,9 +112,9 @@ class LocalModel:
     ) -> Float[Tensor, "pos d_model"]:
         """What features write to a layer's output, with the constant."""
         total = self.constant(layer, inputs)
-        for each in self.transcoders or ():
-            if layer in each.writes:
-                total = total + each.decode(features[each.layer])[layer].to(total)
+        for transcoder in self.transcoders or ():
+            if layer in transcoder.writes:
+                total = total + transcoder.decode(features[transcoder.layer])[layer].to(total)
         return total
 
     @cached_property
@@ -135,8 +135,8 @@ class _Targets:
     bias: Float[Tensor, " node"]
 
     def some(self, chosen: Tensor) -> _Targets:
-        kept = (x[chosen] for x in (self.columns, self.positions, self.vectors, self.pre, self.bias))
-        return _Targets(self.reader, *kept)
+        fields = (x[chosen] for x in (self.columns, self.positions, self.vectors, self.pre, self.bias))
+        return _Targets(self.reader, *fields)
 
 
 class _Writers:
@@ -213,15 +213,15 @@ class Edges:
         values = torch.tensor(self.activations)
         for layer, columns, positions, features in self._of_layer():
             for pos in positions.unique().tolist():
-                here = positions == pos
+                at_pos = positions == pos
                 if layer not in local.features:
-                    writers.add(layer, pos, columns[here].to(device), run.outputs[layer][pos][None])
+                    writers.add(layer, pos, columns[at_pos].to(device), run.outputs[layer][pos][None])
                     continue
                 assert local.transcoders is not None
-                decoders = local.transcoders[layer].W_dec[features[here].to(device)]
-                scaled = decoders * values[columns[here], None, None].to(decoders)
+                decoders = local.transcoders[layer].W_dec[features[at_pos].to(device)]
+                scaled = decoders * values[columns[at_pos], None, None].to(decoders)
                 for nth, to in enumerate(local.transcoders[layer].writes):
-                    writers.add(to, pos, columns[here].to(device), scaled[:, nth])
+                    writers.add(to, pos, columns[at_pos].to(device), scaled[:, nth])
         for pos in range(self.n_pos):
             for nth, layer in enumerate(self.error_layers):
                 column = torch.tensor([self.first_error + nth * self.n_pos + pos], device=device)
@@ -248,7 +248,7 @@ class Edges:
     @torch.no_grad()
     def read(self, inputs: Mapping[Reader, Tensor], logits: Float[Tensor, " vocab"]) -> Float[Tensor, " node"]:
         """The pre-activation of every node in a run; 0 for errors and tokens, which have none."""
-        found = torch.zeros(self.n_nodes, dtype=torch.float64)
+        pre_activations = torch.zeros(self.n_nodes, dtype=torch.float64)
         local = self.local
         for layer, columns, positions, features in self._of_layer():
             x, at = inputs[layer], positions.to(inputs[layer].device)
@@ -257,9 +257,9 @@ class Edges:
                 values = local.transcoders[layer].pre_activations(x)[at, features.to(at)]
             else:
                 values = (local.encoders[layer][at].float() * x[at].float()).sum(-1)
-            found[columns] = values.double().cpu()
-        found[self.first_logit :] = (self.weights.double() @ logits.double()).cpu()
-        return found
+            pre_activations[columns] = values.double().cpu()
+        pre_activations[self.first_logit :] = (self.weights.double() @ logits.double()).cpu()
+        return pre_activations
 
     def reading(self, column: int) -> tuple[Reader, int, Float[Tensor, " d"]]:
         """Where a node reads: the point, the position, and the vector."""
@@ -274,42 +274,44 @@ class Edges:
         *targets, logits = self._targets()
         count = self.n_units if most is None else min(most, self.n_units)
         with progress_bar(progress, count, " nodes") as bar:
-            found = [self._into(logits, bar)]
+            parts = [self._into(logits, bar)]
             if count == self.n_units:
-                found += [self._into(each, bar) for each in targets]
-            while (left := count - sum(len(each.into) for each in found[1:])) > 0:
-                chosen = self._next(Computed.joined(found), min(left, max(64, count // 8)))
-                masks = [torch.isin(each.columns, chosen) for each in targets]
-                some = [each.some(mask) for each, mask in zip(targets, masks, strict=True) if bool(mask.any())]
-                found += [self._into(each, bar) for each in some]
-        return Computed.joined(found)
+                parts += [self._into(group, bar) for group in targets]
+            while (left := count - sum(len(part.into) for part in parts[1:])) > 0:
+                chosen = self._next(Computed.joined(parts), min(left, max(64, count // 8)))
+                masks = [torch.isin(group.columns, chosen) for group in targets]
+                groups = [group.some(mask) for group, mask in zip(targets, masks, strict=True) if bool(mask.any())]
+                parts += [self._into(group, bar) for group in groups]
+        return Computed.joined(parts)
 
-    def _next(self, known: Computed, count: int) -> Tensor:
+    def _next(self, computed: Computed, count: int) -> Tensor:
         """The units without rows that influence the logits most, through the rows that are known."""
         weights = torch.zeros(self.n_nodes, dtype=torch.float64)
         weights[self.first_logit :] = self.shares
-        found = influences(known.rows, weights, known.into)[: self.n_units]
-        found[known.into[known.into < self.n_units]] = -1.0
-        return found.topk(count).indices
+        influence = influences(computed.rows, weights, computed.into)[: self.n_units]
+        influence[computed.into[computed.into < self.n_units]] = -1.0
+        return influence.topk(count).indices
 
     def _into(self, targets: _Targets, bar: Any) -> Computed:
         """The edges into some targets."""
-        found = torch.zeros(len(targets.columns), self.n_nodes)
-        for some, gradients in self.local.run.back(targets.reader, targets.positions, targets.vectors):
-            part = torch.zeros(len(targets.columns[some]), self.n_nodes, device=self.local.run.embedding.device)
+        rows = torch.zeros(len(targets.columns), self.n_nodes)
+        for batch, gradients in self.local.run.back(targets.reader, targets.positions, targets.vectors):
+            part = torch.zeros(len(targets.columns[batch]), self.n_nodes, device=self.local.run.embedding.device)
             self.writers.contract(gradients, part)
-            found[some] = part.cpu()
+            rows[batch] = part.cpu()
             bar.update(len(part) if targets.reader != LOGITS else 0)
-        return Computed(targets.columns, found, targets.pre, targets.bias)
+        return Computed(targets.columns, rows, targets.pre, targets.bias)
 
-    def watched(self, point: str, pos: int, some: slice) -> tuple[Float[Tensor, "part node"], Float[Tensor, " part"]]:
+    def watched(
+        self, point: str, pos: int, numbers: slice
+    ) -> tuple[Float[Tensor, "part node"], Float[Tensor, " part"]]:
         """What each node writes to some numbers of a watched point at a position, and what biases add."""
         width = self.local.run.inputs[point].shape[1]
-        vectors = torch.eye(width, device=self.local.run.embedding.device)[some]
+        vectors = torch.eye(width, device=self.local.run.embedding.device)[numbers]
         rows = torch.zeros(len(vectors), self.n_nodes, device=vectors.device)
         for part, gradients in self.local.run.back(point, torch.full((len(vectors),), pos), vectors):
             self.writers.contract(gradients, rows[part])
-        return rows.cpu(), self.local.without_nodes[0][point][pos, some].float().cpu()
+        return rows.cpu(), self.local.without_nodes[0][point][pos, numbers].float().cpu()
 
 
 @dataclass(frozen=True)
@@ -324,4 +326,6 @@ class Computed:
     @classmethod
     def joined(cls, several: Sequence[Computed]) -> Computed:
         """Several sets of rows as one."""
-        return cls(*(torch.cat(each) for each in zip(*((x.into, x.rows, x.pre, x.bias) for x in several), strict=True)))
+        return cls(
+            *(torch.cat(parts) for parts in zip(*((x.into, x.rows, x.pre, x.bias) for x in several), strict=True))
+        )

@@ -110,38 +110,38 @@ def _written(node: GraphNode, last: int, influence: float, bias: float, rest: fl
 def read_graph(path: Path) -> dict[str, Any]:
     """The fields of a graph in a file."""
     try:
-        found = read_json(path)
+        content = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise HooklineError(f"there is no graph at {path}") from None
-    if not isinstance(found, dict) or not {"metadata", "nodes", "links"} <= set(found):
+    if not isinstance(content, dict) or not {"metadata", "nodes", "links"} <= set(content):
         raise HooklineError(f"{path} is not an attribution graph: it needs metadata, qParams, nodes and links")
     with taking_apart(str(path)):
-        return _fields(path, found)
+        return _fields(path, content)
 
 
-def _fields(path: Path, found: dict[str, Any]) -> dict[str, Any]:
-    about, asked = found["metadata"], found.get("qParams") or {}
+def _fields(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    about, query_params = content["metadata"], content.get("qParams") or {}
     tokens = tuple(map(str, about["prompt_tokens"]))
-    if len(found["nodes"]) > _MOST_NODES:
+    if len(content["nodes"]) > _MOST_NODES:
         raise HooklineError(
-            f"{path} has {len(found['nodes']):,} nodes; a graph has up to {_MOST_NODES:,}: prune it first"
+            f"{path} has {len(content['nodes']):,} nodes; a graph has up to {_MOST_NODES:,}: prune it first"
         )
-    nodes = tuple(_read(path, each, tokens) for each in found["nodes"])
+    nodes = tuple(_read(path, node, tokens) for node in content["nodes"])
     places = {node.id: at for at, node in enumerate(nodes)}
     if len(places) != len(nodes):
         twice = next(node.id for at, node in enumerate(nodes) if places[node.id] != at)
         raise HooklineError(f"{path} has two nodes with the id {twice!r}, so its links are ambiguous")
     edges = torch.zeros(len(nodes), len(nodes))
-    for link in found["links"]:
+    for link in content["links"]:
         source, target, weight = places.get(link["source"]), places.get(link["target"]), float(link["weight"])
         if source is None or target is None or not abs(weight) <= _LARGEST:
             raise HooklineError(f"{path} has a link that cannot be used: {link}")
         if _depth(nodes[source]) >= _depth(nodes[target]):
             raise HooklineError(f"{path} has a link to a node that is not after its source: {link}")
         edges[target, source] = weight
-    sums = [[float(each.get(name) or 0.0) for each in found["nodes"]] for name in ("bias", "rest")]
+    sums = [[float(node.get(name) or 0.0) for node in content["nodes"]] for name in ("bias", "rest")]
     info = {"model": about.get("scan", ""), **(about.get("hookline") or {})}
-    groups = {str(name): tuple(map(str, members)) for name, *members in asked.get("supernodes") or []}
+    groups = {str(name): tuple(map(str, members)) for name, *members in query_params.get("supernodes") or []}
     return {
         "nodes": nodes,
         "edges": edges,
@@ -149,7 +149,7 @@ def _fields(path: Path, found: dict[str, Any]) -> dict[str, Any]:
         "rest": torch.tensor(sums[1], dtype=torch.float64),
         "tokens": tokens,
         "info": info,
-        "pinned": tuple(map(str, asked.get("pinnedIds") or ())),
+        "pinned": tuple(map(str, query_params.get("pinnedIds") or ())),
         "groups": groups,
     }
 
@@ -163,17 +163,17 @@ def _depth(node: GraphNode) -> float:
     return {"token": -1, "logit": math.inf}.get(node.kind, node.layer or 0)
 
 
-def _read(path: Path, each: dict[str, Any], tokens: tuple[str, ...]) -> GraphNode:
+def _read(path: Path, node: dict[str, Any], tokens: tuple[str, ...]) -> GraphNode:
     """A node of a file."""
-    kind = _KINDS.get(each["feature_type"], "feature")
-    pos, name = int(each["ctx_idx"]), str(each["node_id"])
+    kind = _KINDS.get(node["feature_type"], "feature")
+    pos, name = int(node["ctx_idx"]), str(node["node_id"])
     if pos not in range(len(tokens)):
         raise HooklineError(f"{path} has the node {name!r} at position {pos}, but its prompt has {len(tokens)} tokens")
     parts = name.split("_")
-    layer = int(each["layer"]) if kind in ("feature", "mlp", "error") else None
+    layer = int(node["layer"]) if kind in ("feature", "mlp", "error") else None
     feature = int(parts[1]) if kind in ("feature", "token", "logit") and len(parts) == 3 else None
-    word = re.fullmatch(r'Output "(.*)" \(p=.*\)', str(each.get("clerp") or ""), re.DOTALL)
-    text = (word[1] if word else str(each.get("clerp") or "")) if kind == "logit" else tokens[pos]
+    word = re.fullmatch(r'Output "(.*)" \(p=.*\)', str(node.get("clerp") or ""), re.DOTALL)
+    text = (word[1] if word else str(node.get("clerp") or "")) if kind == "logit" else tokens[pos]
     return GraphNode(
         name,
         kind,
@@ -181,7 +181,7 @@ def _read(path: Path, each: dict[str, Any], tokens: tuple[str, ...]) -> GraphNod
         layer,
         feature,
         text,
-        _number(each.get("activation")),
-        _number(each.get("pre_activation")),
-        float(each["token_prob"]) if kind == "logit" else None,
+        _number(node.get("activation")),
+        _number(node.get("pre_activation")),
+        float(node["token_prob"]) if kind == "logit" else None,
     )

@@ -33,9 +33,9 @@ def predicted_changes(graph: AttributionGraph, factors: Mapping[int, float]) -> 
     edges = graph.edges.double()
     layers = sorted({node.layer for node in graph.nodes if node.layer is not None and node.is_target})
     for layer in layers:
-        here = [nth for nth, node in enumerate(graph.nodes) if node.is_target and node.layer == layer]
-        changes[here] = edges[here] @ written
-        for nth in here:
+        indices = [nth for nth, node in enumerate(graph.nodes) if node.is_target and node.layer == layer]
+        changes[indices] = edges[indices] @ written
+        for nth in indices:
             if nth not in factors:
                 written[nth] = _share(graph, nth, float(changes[nth]))
     last = [nth for nth, node in enumerate(graph.nodes) if node.kind == "logit"]
@@ -73,16 +73,16 @@ class Clamp:
     @classmethod
     def of(cls, graph: AttributionGraph, factors: Mapping[int, float]) -> Clamp:
         """The clamp of nodes of a graph."""
-        found: tuple[dict, dict, dict, dict] = ({}, {}, {}, {})
+        fields: tuple[dict, dict, dict, dict] = ({}, {}, {}, {})
         for at, factor in factors.items():
             node = graph.nodes[at]
             if node.kind == "feature":
-                found[0][node.layer, node.pos, node.feature] = factor * (node.activation or 0.0)
+                fields[0][node.layer, node.pos, node.feature] = factor * (node.activation or 0.0)
             elif node.kind == "token":
-                found[3][node.pos] = factor
+                fields[3][node.pos] = factor
             else:
-                found[1 if node.kind == "mlp" else 2][node.layer, node.pos] = factor
-        return cls(*found)
+                fields[1 if node.kind == "mlp" else 2][node.layer, node.pos] = factor
+        return cls(*fields)
 
     def features_of(self, layer: int, active: Float[Tensor, "pos d_sae"]) -> Float[Tensor, "pos d_sae"]:
         """The activations of a layer's features, with the clamped ones."""
@@ -156,21 +156,25 @@ def through_heads(graph: AttributionGraph, source: int, target: int) -> Float[Te
         if at < 0:
             embedding[place] = x
     values, zero = local.run.forward(embedding, written)[0], local.without_nodes[0]
-    found = []
+    contributions = []
     for layer in range(n_layers):
         name = f"{model._points.layer(layer)}.attn.hook_pattern"
         pattern = local.run.frozen[name][0].float()
-        z, v = ((values[each] - zero[each]).float() for each in names[2 * layer : 2 * layer + 2])
+        z, v = ((values[point_name] - zero[point_name]).float() for point_name in names[2 * layer : 2 * layer + 2])
         heads, length = pattern.shape[:2]
         v = v.view(length, -1, z.shape[1] // heads)
         v = v.repeat_interleave(heads // v.shape[1], 1)
         mixed = torch.einsum("hqk,khe->qhe", pattern, v).flatten(1)
         if float((mixed - z).abs().max()) > 1e-3 * float(z.abs().max() + 1e-9):
             raise HooklineError(f"the output of layer {layer}'s heads is not their pattern times their values")
-        given = gradients.get(names[2 * layer])
-        g = torch.zeros(length, heads, v.shape[2]) if given is None else given.view(length, heads, -1).float().cpu()
-        found.append(pattern.cpu() * torch.einsum("qhe,khe->hqk", g, v.cpu()))
-    return torch.stack(found)
+        gradient = gradients.get(names[2 * layer])
+        g = (
+            torch.zeros(length, heads, v.shape[2])
+            if gradient is None
+            else gradient.view(length, heads, -1).float().cpu()
+        )
+        contributions.append(pattern.cpu() * torch.einsum("qhe,khe->hqk", g, v.cpu()))
+    return torch.stack(contributions)
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ def score_parts(graph: AttributionGraph, layer: int, head: int, query: int, key:
     scale = _scale(scores, q[:, head] @ k[:, group].T, model.cfg.architecture, layer)
     local = LocalModel(model, edges.local.run.call, edges.local.transcoders, edges.local.errors_only, names)
     fresh = Edges(local, edges.weights, edges.shares)
-    chosen = [edges.ids.index(each) for each in graph.ids]
+    chosen = [edges.ids.index(node_id) for node_id in graph.ids]
     size = q.shape[2]
     sides = []
     for name, pos, nth, value in ((names[0], query, head, q[query, head]), (names[1], key, group, k[key, group])):
@@ -239,7 +243,7 @@ def factors_of(graph: AttributionGraph, changes: Mapping[str, float]) -> dict[in
     """How many times as much each changed node writes, by its place in the graph."""
     if not changes:
         raise HooklineError("intervene needs nodes with their new activations, as in {'3_120_5': 0.0}")
-    found = {}
+    factors = {}
     for name, value in changes.items():
         node = graph.node(name)
         if node.kind == "logit":
@@ -249,5 +253,5 @@ def factors_of(graph: AttributionGraph, changes: Mapping[str, float]) -> dict[in
         old = 1.0 if node.activation is None else node.activation
         if not old:
             raise HooklineError(f"{node.id} writes nothing, so it cannot be changed")
-        found[graph.ids.index(node.id)] = value / old
-    return found
+        factors[graph.ids.index(node.id)] = value / old
+    return factors

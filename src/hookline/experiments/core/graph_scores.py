@@ -40,9 +40,9 @@ def influences(
 def influence_shares(scores: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
     """For each node, the fraction of the total influence that it and all nodes with more of it have."""
     order = scores.argsort(descending=True, stable=True)
-    found = torch.zeros_like(scores)
-    found[order] = scores[order].cumsum(0) / scores.sum().clamp(min=1e-30)
-    return found
+    fractions = torch.zeros_like(scores)
+    fractions[order] = scores[order].cumsum(0) / scores.sum().clamp(min=1e-30)
+    return fractions
 
 
 def _enough(scores: Tensor, fraction: float) -> Tensor:
@@ -81,8 +81,8 @@ def surviving(
 
 def replacement(edges: Tensor, weights: Tensor, is_error: Tensor, is_token: Tensor) -> float:
     """The influence of tokens, as a fraction of that of tokens and errors: what reaches the logits without errors."""
-    found = influences(edges, weights)
-    tokens, errors = float(found[is_token].sum()), float(found[is_error].sum())
+    influence = influences(edges, weights)
+    tokens, errors = float(influence[is_token].sum()), float(influence[is_error].sum())
     return tokens / (tokens + errors) if tokens + errors else float("nan")
 
 

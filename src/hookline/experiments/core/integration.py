@@ -63,12 +63,12 @@ class Line:
         with_grad = with_grad and self.steps is None
 
         def run(rows: Sequence[int]) -> tuple[Tensor, Values]:
-            logits, found = self._traced(rows, self.names, {}, with_grad=with_grad)
-            self._start = (logits, found) if with_grad and len(rows) == len(self.prompts) else None
-            return logits.detach(), {name: self._by_prompt(x.detach(), name) for name, x in found.items()}
+            logits, activations = self._traced(rows, self.names, {}, with_grad=with_grad)
+            self._start = (logits, activations) if with_grad and len(rows) == len(self.prompts) else None
+            return logits.detach(), {name: self._by_prompt(x.detach(), name) for name, x in activations.items()}
 
         runs = self._in_groups(run)
-        values = {name: _joined([given[name] for _, given in runs], name) for name in self.names}
+        values = {name: _joined([activations[name] for _, activations in runs], name) for name in self.names}
         return _joined([logits for logits, _ in runs], "logits"), values
 
     def gradients(self, metrics: Metrics, end: Values, start: Values) -> ByMetric:
@@ -86,25 +86,30 @@ class Line:
 
     def _gradients(self, metrics: Metrics, points: Sequence[str], added: Values) -> ByMetric:
         """The gradient of each metric at some points, in runs with `added` values at others."""
-        known: list[Tensor] = []
+        all_logits: list[Tensor] = []
 
         def run(rows: Sequence[int]) -> ByMetric:
             is_whole = len(rows) == len(self.prompts)
-            if not is_whole and not known:  # the metric is of all prompts
-                known.extend(self._in_groups(lambda some: self._traced(some, (), added, with_grad=False)[0]))
-            here, self._start = self._start if is_whole else None, None
-            logits, found = here or self._traced(rows, points, added, with_grad=True)
+            if not is_whole and not all_logits:  # the metric is of all prompts
+                all_logits.extend(self._in_groups(lambda group: self._traced(group, (), added, with_grad=False)[0]))
+            start, self._start = self._start if is_whole else None, None
+            logits, activations = start or self._traced(rows, points, added, with_grad=True)
             if not is_whole:
-                logits = torch.cat(known).index_copy(0, torch.tensor(rows, device=logits.device), logits)
-            every = {name: self._of_metric(metric, name, logits, found) for name, metric in metrics.items()}
-            return {name: {key: self._by_prompt(x, key) for key, x in each.items()} for name, each in every.items()}
+                logits = torch.cat(all_logits).index_copy(0, torch.tensor(rows, device=logits.device), logits)
+            every = {name: self._of_metric(metric, name, logits, activations) for name, metric in metrics.items()}
+            return {
+                name: {key: self._by_prompt(x, key) for key, x in gradients.items()}
+                for name, gradients in every.items()
+            }
 
-        found = self._in_groups(run)
-        return {name: {x: _joined([each[name][x] for each in found], x) for x in points} for name in metrics}
+        by_group = self._in_groups(run)
+        return {
+            name: {x: _joined([gradients[name][x] for gradients in by_group], x) for x in points} for name in metrics
+        }
 
     def _in_groups(self, run: Callable[[Sequence[int]], Any]) -> list[Any]:
         """The results of `run` for the rows of all prompts, in groups that fit into memory."""
-        return [found for _, found in self._fit.parts(range(len(self.prompts)), run)]
+        return [result for _, result in self._fit.parts(range(len(self.prompts)), run)]
 
     def _traced(self, rows: Sequence[int], watch: Sequence[str], added: Values, *, with_grad: bool) -> Traced:
         """Run some of the prompts, with gradients at the points in `watch`, and with values `added` at points."""
@@ -117,10 +122,10 @@ class Line:
         return self.model.run_with_hooks(**self.prompts.part(rows).call(self.model), fwd_hooks=hooks)
 
     def _of_metric(
-        self, metric: Callable[[Tensor], Any], name: str, logits: Tensor, found: dict[str, Tensor]
+        self, metric: Callable[[Tensor], Any], name: str, logits: Tensor, activations: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         """The gradient of a metric at each point of a run."""
-        return gradients_of(metric, name, logits, found)
+        return gradients_of(metric, name, logits, activations)
 
     def _by_prompt(self, x: Tensor, name: str) -> Tensor:
         """An activation, with the images of a prompt in one row."""
@@ -138,27 +143,27 @@ def traced_run(
     """The logits that `run` returns for these hooks, and its activations at the points in `watch`, with gradients."""
     if torch.is_inference_mode_enabled():
         raise HooklineError("gradients are needed, which torch.inference_mode() disables: use torch.no_grad() instead")
-    found: dict[str, Tensor] = {}
+    activations: dict[str, Tensor] = {}
 
     def note(x: Tensor, hook: HookPoint) -> Tensor | None:
-        if hook.name in found:
+        if hook.name in activations:
             raise HooklineError(f"{hook.name!r} fires more than once per forward pass, so its gradient is ambiguous")
-        found[hook.name] = x.requires_grad_() if with_grad and not x.requires_grad else x
+        activations[hook.name] = x.requires_grad_() if with_grad and not x.requires_grad else x
         # The model continues with a copy, which is in the graph even where a module returns its argument (an identity
         # in place of a norm, dropout that is off). Memory shared with the argument would be given back to the caller.
         return x.clone() if with_grad else None
 
     every = [*hooks, *((name, note) for name in watch)]
     with torch.set_grad_enabled(with_grad), drawn_once(n_rows), left_out("gradients are needed"):
-        return run(every), found
+        return run(every), activations
 
 
 def _adding(x: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda there: there + x.reshape(there.shape)
+    return lambda activation: activation + x.reshape(activation.shape)
 
 
 def gradients_of(
-    metric: Callable[[Tensor], Any], name: str, logits: Tensor, found: dict[str, Tensor]
+    metric: Callable[[Tensor], Any], name: str, logits: Tensor, activations: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """The gradient of a metric, summed over prompts, at each point; zeros where it does not depend on the point."""
     with torch.enable_grad():
@@ -168,8 +173,8 @@ def gradients_of(
             f"{name} has no gradient: attribution needs a differentiable metric (logit_diff, log_prob, prob, kl, "
             f"loss), not one that counts or compares"
         )
-    gradients = torch.autograd.grad(value, list(found.values()), retain_graph=True, allow_unused=True)
-    pairs = zip(found.items(), gradients, strict=True)
+    gradients = torch.autograd.grad(value, list(activations.values()), retain_graph=True, allow_unused=True)
+    pairs = zip(activations.items(), gradients, strict=True)
     return {key: torch.zeros_like(x) if gradient is None else gradient for (key, x), gradient in pairs}
 
 

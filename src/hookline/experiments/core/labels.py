@@ -53,23 +53,23 @@ def checked_coords(coords: Any, axes: tuple[str, ...], values: Tensor) -> dict[s
     """The labels of each axis: one for each index, without duplicates."""
     if set(coords) != set(axes):
         raise HooklineError(f"coords must have labels for the axes {listed(axes)}, but has them for {listed(coords)}")
-    checked = {axis: [_label(axis, each) for each in coords[axis]] for axis in axes}
+    checked = {axis: [_label(axis, label) for label in coords[axis]] for axis in axes}
     for (axis, labels), size in zip(checked.items(), values.shape, strict=True):
         if len(labels) != size:
             raise HooklineError(f"axis {axis!r} has size {size} but {len(labels)} labels: {_some(labels)}")
         if not labels:
             raise HooklineError(f"axis {axis!r} is empty: a result has at least one cell")
         if len(set(labels)) < len(labels):
-            twice = next(each for each, count in Counter(labels).items() if count > 1)
+            twice = next(label for label, count in Counter(labels).items() if count > 1)
             raise HooklineError(f"axis {axis!r} has the label {twice!r} twice: number them, as token_labels(…) does")
     return checked
 
 
 def _label(axis: str, label: Any) -> Label:
-    found = scalar(label)
-    if not is_label(found):
+    plain = scalar(label)
+    if not is_label(plain):
         raise HooklineError(f"a label is a number or a string, but axis {axis!r} has {label!r}")
-    return found
+    return plain
 
 
 def scalar(x: Any) -> Any:
@@ -85,13 +85,13 @@ def is_label(x: Any) -> bool:
 def find_label(axis: str, labels: list[Label], want: Any, *, has_isel: bool = False) -> int:
     """The index of a label; "3: Mary" is also found by 3 and by "Mary". `has_isel`: errors suggest `isel`."""
     want = scalar(want)
-    found = [at for at, label in enumerate(labels) if is_label(want) and label == want]
-    found = found or [at for at, label in enumerate(labels) if is_label(want) and _matches(label, want)]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    matches = [at for at, label in enumerate(labels) if is_label(want) and label == want]
+    matches = matches or [at for at, label in enumerate(labels) if is_label(want) and _matches(label, want)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise HooklineError(
-            f"{axis} {want!r} occurs {len(found)} times: use one of {listed(labels[at] for at in found)}"
+            f"{axis} {want!r} occurs {len(matches)} times: use one of {listed(labels[at] for at in matches)}"
         )
     same = next((label for label in labels if isinstance(want, str) and str(label) == want), None)
     if same is not None:
@@ -121,7 +121,7 @@ def indices(axis: str, labels: list[Label], at: Any) -> int | list[int]:
     if isinstance(at, Tensor | np.ndarray):
         at = at.tolist()
     if isinstance(at, list | tuple | range) and len(at):
-        return [_index(axis, size, each) for each in at]
+        return [_index(axis, size, number) for number in at]
     return _index(axis, size, at)
 
 
@@ -144,9 +144,9 @@ def plain_label(value: Any, key: Any) -> Any:
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, list | tuple | range):
-        return [plain_label(each, key) for each in value]
+        return [plain_label(element, key) for element in value]
     if isinstance(value, dict):
-        return {name: plain_label(each, name) for name, each in value.items()}
+        return {name: plain_label(element, name) for name, element in value.items()}
     raise HooklineError(f"info[{key!r}] must be plain (numbers, strings, lists, dicts) or a Result, not {value!r}")
 
 
@@ -168,7 +168,7 @@ def first_sum(content: str, tensors: dict[str, Tensor]) -> str:
 
 def about(model: Any, what: str) -> dict[str, Any]:
     """What was done, on which model, and the points where it has hooks, if any: entries of `info`."""
-    hooks = [each.point.name for each in active_hooks(model._points)]
+    hooks = [hook.point.name for hook in active_hooks(model._points)]
     return {"about": what, "model": model.cfg.model_name, **({"hooks": hooks} if hooks else {})}
 
 

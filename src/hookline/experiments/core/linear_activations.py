@@ -25,21 +25,21 @@ def linear_activations(model: HookedModel) -> Run:
     root = model._points.root
     is_alone = not (open_runs() or model._points.permanent.steps)
     modules = root.named_modules() if is_alone else ()
-    names = [name for name, each in modules if type(each) in _elementwise() and not _is_hooked(each)]
+    names = [name for name, module in modules if type(module) in _elementwise() and not _is_hooked(module)]
     edits = [Edit(model._points.find(point), hook) for name in names for point, hook in _hooks(name)]
-    for each in edits:
-        each.must_fire = False  # the modules of a vision tower are not called for a text
+    for edit in edits:
+        edit.must_fire = False  # the modules of a vision tower are not called for a text
     return Run(root, edits, is_one_pass=True)
 
 
 def _hooks(name: str) -> list[tuple[str, Any]]:
-    given: list[Tensor] = []  # a module may be called several times
+    inputs: list[Tensor] = []  # a module may be called several times
 
     def note(x: Tensor) -> None:
-        given.append(x)
+        inputs.append(x)
 
     def replace(y: Tensor) -> Tensor | None:
-        x = given.pop()
+        x = inputs.pop()
         if not (x.requires_grad and y.requires_grad and x.shape == y.shape):
             return None
         (derivative,) = torch.autograd.grad(y, x, torch.ones_like(y), allow_unused=True)
@@ -72,5 +72,7 @@ def _elementwise() -> frozenset[type[nn.Module]]:
     """The classes of modules that apply the same function of one number to every element."""
     from transformers.activations import ACT2CLS
 
-    found = (each[0] if isinstance(each, tuple) else each for each in ACT2CLS.values())
-    return frozenset({*(each for each in found if isinstance(each, type)), nn.Tanh, nn.ELU, nn.Softplus})
+    classes = (activation[0] if isinstance(activation, tuple) else activation for activation in ACT2CLS.values())
+    return frozenset(
+        {*(module_class for module_class in classes if isinstance(module_class, type)), nn.Tanh, nn.ELU, nn.Softplus}
+    )

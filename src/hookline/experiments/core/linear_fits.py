@@ -49,8 +49,8 @@ class Axes:
         weighted = scaled * share.sqrt()[:, None]
         is_wide = x.shape[0] < x.shape[1]
         variance, vectors = torch.linalg.eigh(weighted @ weighted.T if is_wide else weighted.T @ weighted)
-        kept = variance > _SMALLEST * variance[-1].clamp_min(1e-30)
-        variance, vectors = variance[kept], vectors[:, kept]
+        is_varying = variance > _SMALLEST * variance[-1].clamp_min(1e-30)
+        variance, vectors = variance[is_varying], vectors[:, is_varying]
         basis = weighted.T @ vectors / variance.sqrt() if is_wide else vectors
         return cls(scaled @ basis, variance, basis, mean, std)
 
@@ -58,8 +58,8 @@ class Axes:
         self, weights: Float[Tensor, "problem axis class"], bias: Float[Tensor, "problem class"], is_converged: bool
     ) -> Linear:
         """Classifiers of these coordinates as classifiers of activations."""
-        found = (self.basis @ weights).mT / self.std
-        return Linear(found, bias - found @ self.mean, is_converged)
+        activation_weights = (self.basis @ weights).mT / self.std
+        return Linear(activation_weights, bias - activation_weights @ self.mean, is_converged)
 
 
 def ridge(
@@ -117,8 +117,8 @@ def means_of(
 ) -> Float[Tensor, "problem class d"]:
     """The mean activation of each class; of all rows for a class that has none."""
     counts = share @ labels
-    found = (labels * share[:, None]).mT @ x / counts.clamp_min(1e-30)[..., None]
-    return torch.where((counts > 0)[..., None], found, share @ x)
+    means = (labels * share[:, None]).mT @ x / counts.clamp_min(1e-30)[..., None]
+    return torch.where((counts > 0)[..., None], means, share @ x)
 
 
 def sparse(
@@ -132,9 +132,9 @@ def sparse(
     weights = x.new_zeros(len(labels), labels.shape[2], x.shape[1])
     bias, is_converged = x.new_zeros(weights.shape[:2]), True
     for problem, chosen in enumerate(_separation(x, share, labels).topk(k, dim=1).indices):
-        found = logistic(x[:, chosen], share, labels[problem : problem + 1], penalty)
-        weights[problem, :, chosen], bias[problem] = found.weights[0], found.bias[0]
-        is_converged = is_converged and found.is_converged
+        fit = logistic(x[:, chosen], share, labels[problem : problem + 1], penalty)
+        weights[problem, :, chosen], bias[problem] = fit.weights[0], fit.bias[0]
+        is_converged = is_converged and fit.is_converged
     return Linear(weights, bias, is_converged)
 
 

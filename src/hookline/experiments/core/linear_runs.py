@@ -104,13 +104,13 @@ class LinearRun:
         is_added = bool(positions) and positions[0].shape == started.shape
         self.positions = positions[0] if is_added else torch.zeros_like(started)
         self.embedding = started - self.positions
-        out, own = self._made[LOGITS], logits.detach()[0, -1]
-        self.factor, cap = factor_and_cap(out.detach(), own, self.model._anatomy.config)
+        out, last_logits = self._made[LOGITS], logits.detach()[0, -1]
+        self.factor, cap = factor_and_cap(out.detach(), last_logits, self.model._anatomy.config)
         """By what the model multiplies what its unembedding returns."""
         self._made[LOGITS] = out * self.factor
-        self.logits: Float[Tensor, " vocab"] = out.detach() if cap is not None else own
+        self.logits: Float[Tensor, " vocab"] = out.detach() if cap is not None else last_logits
         """The model's logits at the last position, before a soft cap if there is one."""
-        self.probabilities = own.float().softmax(-1)
+        self.probabilities = last_logits.float().softmax(-1)
 
     def _freeze(self, x: Tensor, hook: HookPoint) -> Tensor:
         self.frozen[hook.name] = x.detach()
@@ -120,11 +120,11 @@ class LinearRun:
         def cut_off(x: Tensor) -> Tensor:
             self._made[layer], self.outputs[layer] = x, x.detach()[0]
             self._leaves[layer] = torch.zeros_like(x).requires_grad_()
-            kept = x.detach()
+            output = x.detach()
             if layer in self.skips:  # linear in the layer's input, so it stays a part of the map
                 skip = self.skips[layer](self._read[layer])
-                kept = skip + (kept - skip.detach())
-            return kept + self._leaves[layer]
+                output = skip + (output - skip.detach())
+            return output + self._leaves[layer]
 
         return cut_off
 
@@ -144,10 +144,10 @@ class LinearRun:
 
     def readouts(self, weights: Float[Tensor, "target vocab"]) -> Float[Tensor, "target d"]:
         """The derivative of weighted sums of the last position's logits in the input of the unembedding there."""
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             self._made[LOGITS], self._read[LOGITS], weights, retain_graph=True, is_grads_batched=True
         )
-        return found[0][:, 0, -1]
+        return gradients[0][:, 0, -1]
 
     def back(
         self, reader: Reader, positions: Int[Tensor, " target"], vectors: Float[Tensor, "target d"]
@@ -155,34 +155,34 @@ class LinearRun:
         """The gradients of vectors · the value at a reader's positions, in every source before it, in batches."""
         read = self._read[reader]
         size = max(1, _ROOM // self.inputs[reader].numel())
-        found = []
+        batches = []
         for first in range(0, len(vectors), size):
-            some = slice(first, min(first + size, len(vectors)))
-            given = torch.zeros(len(vectors[some]), *self.inputs[reader].shape, dtype=read.dtype, device=read.device)
-            given[torch.arange(len(given)), positions[some]] = vectors[some].to(given)
-            found.append((some, self._gradients(read, given.reshape(len(given), *read.shape))))
-        return found
+            batch = slice(first, min(first + size, len(vectors)))
+            seeds = torch.zeros(len(vectors[batch]), *self.inputs[reader].shape, dtype=read.dtype, device=read.device)
+            seeds[torch.arange(len(seeds)), positions[batch]] = vectors[batch].to(seeds)
+            batches.append((batch, self._gradients(read, seeds.reshape(len(seeds), *read.shape))))
+        return batches
 
-    def _gradients(self, read: Tensor, given: Tensor) -> ByLayer:
+    def _gradients(self, read: Tensor, seeds: Tensor) -> ByLayer:
         if not read.requires_grad:
             return {}
         leaves = list(self._leaves)
         gradients = torch.autograd.grad(
-            read, [self._leaves[each] for each in leaves], given, retain_graph=True, allow_unused=True,
+            read, [self._leaves[layer] for layer in leaves], seeds, retain_graph=True, allow_unused=True,
             is_grads_batched=True,
         )  # fmt: skip
-        return {each: x[:, 0] for each, x in zip(leaves, gradients, strict=True) if x is not None}
+        return {layer: x[:, 0] for layer, x in zip(leaves, gradients, strict=True) if x is not None}
 
     def back_to(
         self, reader: Reader, pos: int, vector: Float[Tensor, " d"], names: Sequence[str]
     ) -> dict[str, Float[Tensor, "pos _"]]:
         """The gradient of a vector · the value at a reader's position, at watched points that it depends on."""
         read = self._read[reader]
-        given = torch.zeros_like(read)
-        given[0, pos] = vector.to(given).view(given.shape[2:])
+        seed = torch.zeros_like(read)
+        seed[0, pos] = vector.to(seed).view(seed.shape[2:])
         points = [self._read[name] for name in names]
-        found = torch.autograd.grad(read, points, given, retain_graph=True, allow_unused=True)
-        return {name: x[0].flatten(1) for name, x in zip(names, found, strict=True) if x is not None}
+        gradients = torch.autograd.grad(read, points, seed, retain_graph=True, allow_unused=True)
+        return {name: x[0].flatten(1) for name, x in zip(names, gradients, strict=True) if x is not None}
 
     @torch.no_grad()
     def forward(

@@ -28,21 +28,21 @@ def checked_answers(tokens: Any) -> Any:
     if type(tokens) in (int, str):
         return tokens
     if isinstance(tokens, list | tuple) and tokens and all(map(_is_answer, tokens)):
-        return tuple(tuple(each) if isinstance(each, list | tuple) else each for each in tokens)
+        return tuple(tuple(answer) if isinstance(answer, list | tuple) else answer for answer in tokens)
     raise HooklineError(
         f"an answer is a text, a token id or a list of ids; or a list or tensor with one per row, got {tokens!r}"
     )
 
 
-def _is_answer(given: Any) -> bool:
-    if isinstance(given, list | tuple):
-        return bool(given) and all(type(each) is int for each in given)
-    return type(given) in (int, str)
+def _is_answer(answer: Any) -> bool:
+    if isinstance(answer, list | tuple):
+        return bool(answer) and all(type(token) is int for token in answer)
+    return type(answer) in (int, str)
 
 
 def checked_position(pos: Any) -> Any:
     """An index, None, or a tensor of one index per row."""
-    if isinstance(pos, list | tuple) and pos and all(type(each) is int for each in pos):
+    if isinstance(pos, list | tuple) and pos and all(type(index) is int for index in pos):
         return torch.tensor(pos)
     if isinstance(pos, Tensor) and pos.ndim <= 1 and pos.dtype in (torch.int64, torch.int32) and pos.numel():
         return pos.detach().cpu().long() if pos.ndim else int(pos)
@@ -54,9 +54,9 @@ def checked_position(pos: Any) -> Any:
 def single_ids(tokens: Any, model: Any, rows: int) -> int | Tensor:
     """Answers as token ids: one, or one per row."""
     if isinstance(tokens, tuple):
-        if any(isinstance(each, tuple) for each in tokens):
+        if any(isinstance(answer, tuple) for answer in tokens):
             raise HooklineError(f"answers of several tokens, {tokens}, are supported in experiments only")
-        tokens = torch.tensor([single_ids(each, model, 1) for each in tokens])
+        tokens = torch.tensor([single_ids(answer, model, 1) for answer in tokens])
     ids = model.to_single_token(tokens) if isinstance(tokens, str) else tokens
     _per_row(ids, rows, range(model.cfg.d_vocab), "token")
     return ids
@@ -83,24 +83,24 @@ def warn_of_missing_space(answers: Any, model: Any, tokens: Int[Tensor, "batch p
 
 def columns_of(pos: int | Tensor, mask: Tensor) -> int | Tensor:
     """The columns of positions that are counted within the text of each row; `mask` is true where there is text."""
-    found = []
+    row_columns = []
     for row, index in enumerate(_per_row(pos, len(mask), None, "position").tolist()):
         columns = mask[row].nonzero().flatten().tolist()
         if index not in range(-len(columns), len(columns)):
             raise HooklineError(f"position {index} is out of range: prompt {row} has {len(columns)} tokens")
-        found.append(columns[index])
-    return found[0] if len(set(found)) == 1 else torch.tensor(found)
+        row_columns.append(columns[index])
+    return row_columns[0] if len(set(row_columns)) == 1 else torch.tensor(row_columns)
 
 
-def _per_row(given: int | Tensor, rows: int, known: range | None, what: str) -> Int[Tensor, " batch"]:
+def _per_row(numbers: int | Tensor, rows: int, bounds: range | None, what: str) -> Int[Tensor, " batch"]:
     """One number for each row, from one for all or one each, within the known ones."""
-    each = torch.as_tensor(given)
-    if each.ndim and len(each) != rows:
-        raise HooklineError(f"{len(each)} {what}s for {rows} rows: pass one for all, or one each")
-    wrong = [] if known is None else [x for x in each.flatten().tolist() if x not in known]
-    if known is not None and wrong:
-        raise HooklineError(f"{what} {wrong[0]} is out of range: it must be from {known[0]} to {known[-1]}")
-    return each.expand(rows)
+    tensor = torch.as_tensor(numbers)
+    if tensor.ndim and len(tensor) != rows:
+        raise HooklineError(f"{len(tensor)} {what}s for {rows} rows: pass one for all, or one each")
+    wrong = [] if bounds is None else [x for x in tensor.flatten().tolist() if x not in bounds]
+    if bounds is not None and wrong:
+        raise HooklineError(f"{what} {wrong[0]} is out of range: it must be from {bounds[0]} to {bounds[-1]}")
+    return tensor.expand(rows)
 
 
 def at_position(logits: Tensor, pos: Any) -> Float[Tensor, "batch vocab"]:
@@ -112,29 +112,29 @@ def at_position(logits: Tensor, pos: Any) -> Float[Tensor, "batch vocab"]:
     return upcast(logits[torch.arange(batch, device=logits.device), columns.to(logits.device)])
 
 
-def of_answer(there: Float[Tensor, "batch vocab"], ids: Any) -> Float[Tensor, " batch"]:
+def of_answer(logits: Float[Tensor, "batch vocab"], ids: Any) -> Float[Tensor, " batch"]:
     """The value of one token, or of one per row."""
-    if isinstance(ids, tuple) and all(type(each) is int for each in ids):
+    if isinstance(ids, tuple) and all(type(token) is int for token in ids):
         ids = torch.tensor(ids)
     if isinstance(ids, str | tuple):
         raise HooklineError(
             f"the answer {ids!r} is text, and logits have no tokenizer. Experiments look it up; to call a metric on "
             f"logits, pass its id, model.to_single_token({ids!r}), or first call metric.resolved(model, tokens)"
         )
-    each = _per_row(ids, len(there), range(there.shape[-1]), "token")
-    return there.gather(-1, each[:, None].to(there.device))[:, 0]
+    tokens = _per_row(ids, len(logits), range(logits.shape[-1]), "token")
+    return logits.gather(-1, tokens[:, None].to(logits.device))[:, 0]
 
 
 def log_probs(read: Read) -> Float[Tensor, " batch"]:
     """The log-probability of the answer of each row."""
-    return torch.stack([there.log_softmax(-1).gather(-1, ids[:, None]).sum() for there, ids in read])
+    return torch.stack([logits.log_softmax(-1).gather(-1, ids[:, None]).sum() for logits, ids in read])
 
 
 def divergence(reference: Tensor, logits: Tensor) -> Tensor:
     """KL(reference ‖ logits) over the last axis, in nats."""
-    expected, given = reference.log_softmax(-1), logits.log_softmax(-1)
+    expected, actual = reference.log_softmax(-1), logits.log_softmax(-1)
     share = expected.exp()
-    return (share * (expected - given)).masked_fill(share == 0, 0.0).sum(-1)
+    return (share * (expected - actual)).masked_fill(share == 0, 0.0).sum(-1)
 
 
 def weighted_mean(values: Float[Tensor, "batch pos"], counts: Tensor) -> Float[Tensor, " batch"]:
@@ -145,7 +145,7 @@ def weighted_mean(values: Float[Tensor, "batch pos"], counts: Tensor) -> Float[T
 
 def short(x: Any) -> str:
     """A value for messages: small integer tensors as lists, others by shape and dtype."""
-    if isinstance(x, tuple) and all(type(each) is int for each in x):
+    if isinstance(x, tuple) and all(type(element) is int for element in x):
         return repr(list(x))
     if not isinstance(x, Tensor):
         return repr(x)

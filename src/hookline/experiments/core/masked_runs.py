@@ -40,10 +40,10 @@ def in_batches(
     fit = Fit("circuits")
     fit.most = most or max(1, _ROOM // size)
 
-    def some(numbers: Sequence[int]) -> Tensor:
+    def run_masks(numbers: Sequence[int]) -> Tensor:
         return run(torch.stack([masks[number] for number in numbers]))[:, list(positions)]
 
-    yield from fit.parts(range(len(masks)), some, weight=width)
+    yield from fit.parts(range(len(masks)), run_masks, weight=width)
 
 
 class MaskedRuns:
@@ -52,10 +52,10 @@ class MaskedRuns:
     def __init__(self, model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
         self.model, self.prompt = model, clean
         self.receivers = edge_receivers(model)
-        names = list(dict.fromkeys(each.point.name for each in self.receivers))
+        names = list(dict.fromkeys(receiver.point.name for receiver in self.receivers))
         _, self._parts, self._read = sender_outputs(model, corrupted, names)
         self.senders = list(self._parts)
-        self.seen_by = {each.label: self._count_before(each) for each in self.receivers}
+        self.seen_by = {receiver.label: self._count_before(receiver) for receiver in self.receivers}
         """How many senders, the first ones, each receiver reads."""
 
     def _count_before(self, to: Node) -> int:
@@ -104,8 +104,8 @@ class MaskedRuns:
             def mlp(x: Tensor, hook: Any, layer: int = layer) -> None:  # noqa: ARG001
                 put(f"mlp{layer}", x)
 
-            wanted = [f"{prefix}.attn.hook_z", f"{prefix}.ln1_post.hook_scale"]
-            hooks += [(name, note) for name in wanted if name in points.hook_dict]
+            names = [f"{prefix}.attn.hook_z", f"{prefix}.ln1_post.hook_scale"]
+            hooks += [(name, note) for name in names if name in points.hook_dict]
             hooks.append((f"{prefix}.hook_attn_out", heads))
             if f"mlp{layer}" in self._parts:
                 hooks.append((f"{prefix}.hook_mlp_out", mlp))
@@ -114,8 +114,8 @@ class MaskedRuns:
     def _readers(self, changes: Tensor, masks: Tensor) -> list[Any]:
         """Hooks that give each receiver what its edges carry."""
         by_point: dict[str, list[int]] = {}
-        for number, each in enumerate(self.receivers):
-            by_point.setdefault(each.point.name, []).append(number)
+        for number, receiver in enumerate(self.receivers):
+            by_point.setdefault(receiver.point.name, []).append(number)
         return [(name, self._reader(name, numbers, changes, masks)) for name, numbers in by_point.items()]
 
     def _reader(self, name: str, numbers: list[int], changes: Tensor, masks: Tensor) -> Callable[[Tensor], Tensor]:
@@ -123,14 +123,14 @@ class MaskedRuns:
         has_heads = self.receivers[numbers[0]].head is not None
 
         def read(x: Tensor) -> Tensor:
-            kept = masks[:, numbers, :count]  # row, receiver, sender, pos
-            own = x if has_heads else x[:, :, None]
+            edges = masks[:, numbers, :count]  # row, receiver, sender, pos
+            inputs = x if has_heads else x[:, :, None]
             # From the nearer of the two runs, so that a receiver with all of its edges, or none, has just its input.
-            from_own = (kept.sum(2) * 2 > count).permute(0, 2, 1)[..., None]
+            from_own = (edges.sum(2) * 2 > count).permute(0, 2, 1)[..., None]
             before = self._read[name] if has_heads else self._read[name][:, :, None]
-            weights = kept.to(x.dtype) - from_own[..., 0].permute(0, 2, 1)[:, :, None].to(x.dtype)
+            weights = edges.to(x.dtype) - from_own[..., 0].permute(0, 2, 1)[:, :, None].to(x.dtype)
             moved = torch.einsum("rhsp,rpsd->rphd", weights, changes[:, :, :count].to(x.dtype))
-            found = torch.where(from_own, own, before) + moved
-            return found if has_heads else found[:, :, 0]
+            new_inputs = torch.where(from_own, inputs, before) + moved
+            return new_inputs if has_heads else new_inputs[:, :, 0]
 
         return read

@@ -52,17 +52,17 @@ class Options:
     """The result of an interrupted experiment: only its missing cells are measured."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], *without: str) -> Self:
+    def of(cls, options: Mapping[str, Any], *without: str) -> Self:
         """From keyword arguments; raises for an unknown one, or one that this experiment is `without`."""
         names = [field.name for field in fields(cls) if field.name not in without]
-        for name in given:
+        for name in options:
             if name not in names:
                 others = [other for other in (*names, *_OTHERS) if other != name]  # another experiment may take it
                 near = get_close_matches(name, others, n=1, cutoff=0.6) if name not in without else ()
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
                 hint = _POSITIONS if name == "pos" else hint
                 raise HooklineError(f"this experiment has no option {name!r}: {hint}")
-        return cls(**given)
+        return cls(**options)
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.batch_size, int) and not isinstance(self.batch_size, bool)
@@ -75,8 +75,8 @@ class Options:
 def metric_values(metrics: Metrics, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
     """The values of the metrics for each prompt."""
     with GradMode(False):
-        found = [value_of(metric, logits, name) for name, metric in metrics.items()]
-    return torch.stack([each.expand(len(logits)) for each in found])
+        values = [value_of(metric, logits, name) for name, metric in metrics.items()]
+    return torch.stack([value.expand(len(logits)) for value in values])
 
 
 def is_one_for_all(metric: Callable[[Tensor], Any], logits: Float[Tensor, "batch pos vocab"]) -> bool:
@@ -109,20 +109,21 @@ class Reader:
         self.read: list[int] = read.nonzero().flatten().tolist()
         self._buffer = torch.full_like(self.logits, torch.nan)
         self._buffer[:, self.read] = self.logits[:, self.read]
-        columns = [[each for each in self.read if each in span] or [span[-1]] for span in prompts.spans]
-        self._columns = [torch.tensor(each, device=self.logits.device) for each in columns]
+        columns = [[position for position in self.read if position in span] or [span[-1]] for span in prompts.spans]
+        self._columns = [torch.tensor(row_positions, device=self.logits.device) for row_positions in columns]
         self.positions = [
-            [each - span.start for each in some] for some, span in zip(columns, prompts.spans, strict=True)
+            [position - span.start for position in row_positions]
+            for row_positions, span in zip(columns, prompts.spans, strict=True)
         ]
         """For each prompt, the positions in its text that are read."""
 
     def value(self, logits: Sequence[Float[Tensor, "pos vocab"]]) -> Float[Tensor, "metric example"]:
         """The values of the metrics, from the logits of each prompt at the positions that are read; may be NaN."""
-        for row, (each, columns) in enumerate(zip(logits, self._columns, strict=True)):
-            self._buffer[row].index_copy_(0, columns, each)
+        for row, (row_logits, columns) in enumerate(zip(logits, self._columns, strict=True)):
+            self._buffer[row].index_copy_(0, columns, row_logits)
         with GradMode(False):
-            found = {name: metric(snapshot(self._buffer, is_ours=True)) for name, metric in self.metrics.items()}
-        return torch.stack([self._rows(each, name) for name, each in found.items()])
+            values = {name: metric(snapshot(self._buffer, is_ours=True)) for name, metric in self.metrics.items()}
+        return torch.stack([self._rows(value, name) for name, value in values.items()])
 
     def _rows(self, value: Any, name: str) -> Float[Tensor, " example"]:
         """One number per prompt. NaN is allowed here: the metric may have read a position that is not known."""
@@ -152,15 +153,15 @@ def measured(
     if how.per_example:
         check_per_example(reader.metrics, reader.logits)
     names, shape = list(reader.metrics), [len(labels) for labels in grid.coords.values()]
-    each: dict[str, Any] = {"axis": axis if how.per_example else None, "copies": reader.prompts.copies}
+    layout: dict[str, Any] = {"axis": axis if how.per_example else None, "copies": reader.prompts.copies}
     info = {
-        key: packed(x.cpu(), {}, names, **each) if isinstance(x, Tensor) else x
+        key: packed(x.cpu(), {}, names, **layout) if isinstance(x, Tensor) else x
         for key, x in {**info, "experiment": _identity(reader, grid, source)}.items()
     }
 
-    def result(found: Tensor, *, complete: bool = True) -> Any:
-        values = found.reshape(len(names), *shape, -1)
-        return packed(values, grid.coords, names, **each, info=info, complete=complete)
+    def result(measurements: Tensor, *, complete: bool = True) -> Any:
+        values = measurements.reshape(len(names), *shape, -1)
+        return packed(values, grid.coords, names, **layout, info=info, complete=complete)
 
     old = torch.full((len(names), len(grid.variants), len(reader.bases)), torch.nan)
     if how.resume is not None:
@@ -168,8 +169,8 @@ def measured(
         before = how.resume.values.reshape(len(names), len(grid.variants), -1)
         before = before.repeat_interleave(reader.prompts.copies, -1) if how.per_example else before
         old = before.expand_as(old).to(old)
-    found, complete = measure(reader, grid.variants, how, old)
-    return result(found, complete=complete)
+    measurements, complete = measure(reader, grid.variants, how, old)
+    return result(measurements, complete=complete)
 
 
 def packed(
@@ -209,8 +210,8 @@ def _check_same(old: Result, new: Result) -> None:
     """Raise unless a result to resume is of the same experiment."""
     if old.axes != new.axes or any(old.coords[axis] != new.coords[axis] for axis in new.axes):
         raise HooklineError(f"resume= has other cells, over {old.axes}, than this experiment, over {new.axes}")
-    known = {key: value for key, value in new.info.items() if key in old.info or key not in ("about", "model")}
-    differing = [key for key, value in known.items() if not _is_alike(old.info.get(key), value)]
+    expected_info = {key: value for key, value in new.info.items() if key in old.info or key not in ("about", "model")}
+    differing = [key for key, value in expected_info.items() if not _is_alike(old.info.get(key), value)]
     if "hooks" in old.info and "hooks" not in new.info:
         differing.append("hooks")
     if old.name != new.name:
@@ -230,14 +231,14 @@ def _is_alike(a: Any, b: Any) -> bool:
 
 
 def measure(
-    reader: Reader, variants: Sequence[Sequence[Variant]], how: Options, known: Tensor | None = None
+    reader: Reader, variants: Sequence[Sequence[Variant]], how: Options, previous_values: Tensor | None = None
 ) -> tuple[Float[Tensor, "metric variant example"], bool]:
     """The metrics of each variant, which is a list of changes for every prompt; and whether all were measured.
 
-    Variants with `known` values are not measured. An interrupt (Ctrl-C) ends it early; the rest is NaN.
+    Variants with `previous_values` are not measured. An interrupt (Ctrl-C) ends it early; the rest is NaN.
     """
     shape = (len(reader.metrics), len(variants), len(reader.bases))
-    values = torch.full(shape, torch.nan) if known is None else known.clone()
+    values = torch.full(shape, torch.nan) if previous_values is None else previous_values.clone()
     values = values.to(reader.logits.device)
     missing = _with_nan(values)
     try:
@@ -249,8 +250,8 @@ def measure(
         full = Reader(reader.bases, reader.prompts, reader.metrics, all_read=True)
         full.fit = reader.fit
         _fill(values, full, variants, missing, how, HiddenBar())
-        for name, each in zip(reader.metrics, values, strict=True):
-            if bool(each.isnan().any()):
+        for name, cells in zip(reader.metrics, values, strict=True):
+            if bool(cells.isnan().any()):
                 raise HooklineError(f"{name} returned NaN when an activation was patched: it must return a number")
     return values.cpu(), True
 
@@ -271,10 +272,10 @@ def _fill(
     ordered = sorted(numbers, key=firsts.__getitem__) if len(numbers) > most else numbers
     for at in range(0, len(ordered), most):
         block = ordered[at : at + most]
-        for some, logits in _runs(reader, [variants[number] for number in block], how):
-            for each, of_prompts in zip(some, zip(*logits, strict=True), strict=True):
-                values[:, block[each]] = reader.value(of_prompts).to(values)
-            bar.update(len(some))
+        for indices, logits in _runs(reader, [variants[number] for number in block], how):
+            for index, of_prompts in zip(indices, zip(*logits, strict=True), strict=True):
+                values[:, block[index]] = reader.value(of_prompts).to(values)
+            bar.update(len(indices))
 
 
 def _runs(
@@ -285,8 +286,8 @@ def _runs(
     for row, (base, positions) in enumerate(zip(reader.bases, reader.positions, strict=True)):
         runs = base.rerun([cell[row] for cell in block], positions=positions, most_rows=most, fit=reader.fit)
         if len(reader.bases) == 1:
-            yield from ((some, [logits]) for some, logits in runs)
+            yield from ((indices, [logits]) for indices, logits in runs)
             return
-        got = {number: each for some, logits in runs for number, each in zip(some, logits, strict=True)}
+        got = {number: x for indices, logits in runs for number, x in zip(indices, logits, strict=True)}
         by_row.append(torch.stack([got[number] for number in range(len(block))]))
     yield range(len(block)), by_row

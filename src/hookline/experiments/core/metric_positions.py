@@ -167,7 +167,7 @@ def _leaves_torch(func: Any, out: Any) -> bool:
         return getattr(func, "__name__", "") == "data_ptr"
     if isinstance(out, list | tuple):
         kinds: Any = Tensor if isinstance(out, list) else (Tensor, *_SHAPES)
-        return not all(isinstance(each, kinds) for each in out)
+        return not all(isinstance(element, kinds) for element in out)
     return True
 
 

@@ -107,8 +107,8 @@ class AttributionGraph:
     @property
     def influence(self) -> Result:
         """The influence of each node on the logits, over all paths (see `prune`)."""
-        found = graph_scores.influences(self.edges, self._weights)
-        return self._by_node(found, torch.ones(len(self), dtype=torch.bool), "influence")
+        values = graph_scores.influences(self.edges, self._weights)
+        return self._by_node(values, torch.ones(len(self), dtype=torch.bool), "influence")
 
     @property
     def scores(self) -> dict[str, float]:
@@ -162,11 +162,11 @@ class AttributionGraph:
         clamp = graph_runs.Clamp.of(self, factors)
         rows = [graph_runs.predicted_changes(self, factors)]
         for is_frozen in (True, False):
-            found = graph_runs.measured_changes(edges, clamp, is_frozen=is_frozen)
-            rows.append(torch.tensor([found[each] for each in self.ids], dtype=torch.float64))
+            measured_changes = graph_runs.measured_changes(edges, clamp, is_frozen=is_frozen)
+            rows.append(torch.tensor([measured_changes[node_id] for node_id in self.ids], dtype=torch.float64))
         at = self._is(lambda node: node.is_target)
         ids = [node.id for node in self.nodes if node.is_target]
-        info = {"changes": ", ".join(f"{each} to {number_text(value)}" for each, value in changes.items())}
+        info = {"changes": ", ".join(f"{node_id} to {number_text(value)}" for node_id, value in changes.items())}
         coords: dict[str, list[Label]] = {"run": [*graph_runs.RUNS], "node": [*ids]}
         return Result(torch.stack(rows)[:, at], ("run", "node"), coords, "change", info)
 
@@ -201,15 +201,15 @@ class AttributionGraph:
         query side's node adds to the query, times what the key side's adds to the key. The rows and columns "other" and
         "bias" are what is not in the graph. The cells sum to the score before the softmax, `info["score"]`.
         """
-        asked = {"layer": layer, "head": head, "query": query, "key": key}
-        found = self.heads(source, target)
-        some = found.isel(**{axis: [at] for axis, at in asked.items() if at is not None})
-        best = some.top(1, by="abs")
+        requested = {"layer": layer, "head": head, "query": query, "key": key}
+        shares = self.heads(source, target)
+        selection = shares.isel(**{axis: [at] for axis, at in requested.items() if at is not None})
+        best = selection.top(1, by="abs")
         if not best or not best[0].value:
             raise HooklineError(
-                f"no head carries the edge from {found.info['source']} to {found.info['target']}: it is direct"
+                f"no head carries the edge from {shares.info['source']} to {shares.info['target']}: it is direct"
             )
-        place = {axis: found.coords[axis].index(best[0].labels[axis]) for axis in found.axes}
+        place = {axis: shares.coords[axis].index(best[0].labels[axis]) for axis in shares.axes}
         parts = graph_runs.score_parts(self, *place.values())
         names = [*self.ids, "other", "bias"]
         info = {"score": parts.score, "scale": parts.scale, "share": best[0].value, **place}
@@ -263,11 +263,11 @@ class AttributionGraph:
     @property
     def _fit(self) -> str:
         """How well transcoders reconstruct, if there are any."""
-        found: dict[str, float] = self.info.get("explained") or {}
-        if not found:
+        explained: dict[str, float] = self.info.get("explained") or {}
+        if not explained:
             return ""
-        poor = [layer for layer, value in found.items() if value < 0]
-        said = f"\n  MLP outputs explained: {number_text(sum(found.values()) / len(found))} on average"
+        poor = [layer for layer, value in explained.items() if value < 0]
+        said = f"\n  MLP outputs explained: {number_text(sum(explained.values()) / len(explained))} on average"
         why = "attention sinks (errors_only=…), or transcoders of another layer or model?"
         return f"{said}; worse than by zeros in layers {', '.join(poor)}: {why}" if poor else said
 
@@ -280,20 +280,20 @@ class AttributionGraph:
         return torch.tensor([holds(node) for node in self.nodes])
 
     def _at(self, id: str | GraphNode) -> int:
-        wanted = id.id if isinstance(id, GraphNode) else id
-        if wanted not in self._places:
-            some = ", ".join(self.ids[:8])
+        node_id = id.id if isinstance(id, GraphNode) else id
+        if node_id not in self._places:
+            examples = ", ".join(self.ids[:8])
             raise HooklineError(
-                f"the graph has no node {wanted!r}: it has {len(self)}, such as {some}; see graph.nodes"
+                f"the graph has no node {node_id!r}: it has {len(self)}, such as {examples}; see graph.nodes"
             )
-        return self._places[wanted]
+        return self._places[node_id]
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        return {each: at for at, each in enumerate(self.ids)}
+        return {node_id: at for at, node_id in enumerate(self.ids)}
 
     def _by_node(self, values: Tensor, chosen: Tensor, name: str, info: dict[str, Any] | None = None) -> Result:
-        ids = [each for each, is_chosen in zip(self.ids, chosen.tolist(), strict=True) if is_chosen]
+        ids = [node_id for node_id, is_chosen in zip(self.ids, chosen.tolist(), strict=True) if is_chosen]
         if not ids:
             raise HooklineError(f"no node has an {name}")
         shown = values if len(values) == len(ids) else values[chosen]

@@ -21,16 +21,16 @@ def read_patterns(
     run: Callable[[], Any],
 ) -> Float[Tensor, "step layer head ..."]:
     """What `read` returns for the pattern of each layer, and the number of its step, during `run`."""
-    found: dict[str, list[Tensor]] = {name: [] for name in where.names}
+    readings: dict[str, list[Tensor]] = {name: [] for name in where.names}
 
     def note(pattern: Tensor, hook: Any) -> None:
-        found[hook.name].append(read(pattern.detach(), len(found[hook.name])).float().cpu())
+        readings[hook.name].append(read(pattern.detach(), len(readings[hook.name])).float().cpu())
 
     with torch.no_grad(), model.hooks(fwd_hooks=[(name, note) for name in where.names]):
         run()
-    heads = {name: len(each[0]) for name, each in found.items() if each}
-    if len(heads) < len(found):
-        raise HooklineError(f"{next(name for name in found if name not in heads)!r} did not fire in this run")
+    heads = {name: len(by_step[0]) for name, by_step in readings.items() if by_step}
+    if len(heads) < len(readings):
+        raise HooklineError(f"{next(name for name in readings if name not in heads)!r} did not fire in this run")
     if len({*heads.values()}) > 1:
         raise HooklineError(f"the layers differ in their number of heads: {heads}. Select some with layers=…")
-    return torch.stack([torch.stack(each) for each in zip(*found.values(), strict=True)])
+    return torch.stack([torch.stack(by_layer) for by_layer in zip(*readings.values(), strict=True)])

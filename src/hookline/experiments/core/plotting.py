@@ -118,14 +118,14 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: f
         FigureClass=Panels,
     )
     shared = None if is_own else _scale(result, center, kwargs)
-    for at, (part, label, each) in enumerate(zip(parts, labels, grid.flat, strict=False)):
-        _draw(part, each, kwargs, shared or _scale(part, center, kwargs), bar=is_own)
-        each.set_title(
+    for at, (part, label, panel) in enumerate(zip(parts, labels, grid.flat, strict=False)):
+        _draw(part, panel, kwargs, shared or _scale(part, center, kwargs), bar=is_own)
+        panel.set_title(
             drawable(label if isinstance(label, str) else f"{split} {label}"), fontsize=_FONT + 1, loc="left"
         )
-        _label_edges(each, is_left=at % columns == 0, is_lowest=at + columns >= len(parts), is_own=is_own)
-    for each in grid.flat[len(parts) :]:
-        each.set_visible(False)
+        _label_edges(panel, is_left=at % columns == 0, is_lowest=at + columns >= len(parts), is_own=is_own)
+    for panel in grid.flat[len(parts) :]:
+        panel.set_visible(False)
     if shared is not None and not is_lines:
         plain_bar(figure.colorbar(grid[0, 0].images[0], ax=grid, shrink=0.8, pad=0.01), shared.shown)
     figure.suptitle(_wrapped(heading, figure.get_figwidth()), fontsize=_FONT + 3, x=0.01, ha="left")
@@ -190,8 +190,8 @@ class _Scale(NamedTuple):
 
 def _scale(result: Result, center: float | None, kwargs: dict[str, Any]) -> _Scale:
     """The colors of a result: one color from 0 up for values that have no center, such as attention; else two."""
-    own = {"norm", "vmin", "vmax"} & kwargs.keys()
-    if "norm" in own and len(own) > 1:
+    scale_options = {"norm", "vmin", "vmax"} & kwargs.keys()
+    if "norm" in scale_options and len(scale_options) > 1:
         raise HooklineError("a norm has its own vmin and vmax: pass either norm, or vmin and vmax")
     origin, low, high, is_one_sided = value_range(result, center)
     options = {"cmap": _SEQUENTIAL if is_one_sided else _DIVERGING, "norm": None, **kwargs}
@@ -199,7 +199,7 @@ def _scale(result: Result, center: float | None, kwargs: dict[str, Any]) -> _Sca
     options["norm"] = options["norm"] or color_norm(result.values, origin, vmin, vmax)
     options["cmap"] = colors(options["cmap"])
     low, high = min(low, origin), max(high, origin)
-    return _Scale(options, origin, (low, high) if low < high and not own else None)
+    return _Scale(options, origin, (low, high) if low < high and not scale_options else None)
 
 
 def color_norm(values: Tensor, center: float, vmin: float | None, vmax: float | None) -> Normalize:
@@ -311,8 +311,8 @@ def width(text: str, size: float = _FONT) -> float:
 def drawable(text: str, *, cut: bool = True) -> str:
     """A text as it can be drawn: no formulas, no line breaks, no characters that the font lacks, shortened."""
     font = font_manager.get_font(font_manager.findfont(font_manager.FontProperties()))
-    known = "".join(
+    printable_text = "".join(
         x if x.isprintable() and font.get_char_index(ord(x)) else x.encode("unicode_escape").decode() for x in text
     )
-    short = known if not cut or len(known) <= _LONGEST else known[: _LONGEST - 1] + "…"
+    short = printable_text if not cut or len(printable_text) <= _LONGEST else printable_text[: _LONGEST - 1] + "…"
     return short.replace("$", r"\$")

@@ -63,7 +63,7 @@ def _of_texts(
     check_has_weights(model)
     work = Harvest(model, list(points), HarvestOptions(pos, batch_size=batch_size))
     examples, numbers = Examples(texts, None, as_text), list[Tensor]()
-    found: dict[str, list[Tensor]] = {point.canonical_name: [] for point in points}
+    activations: dict[str, list[Tensor]] = {point.canonical_name: [] for point in points}
     tokens: list[bytes] = []
     with torch.no_grad(), work.context():
         for before, items in examples.batches(batch_size):
@@ -73,10 +73,10 @@ def _of_texts(
             if batch.rows:
                 for name, x in work.activations(batch).items():
                     index = None if batch.index is None else batch.index.to(x.device)
-                    found[name].append((x if index is None else x[index]).cpu())
+                    activations[name].append((x if index is None else x[index]).cpu())
     prompt = torch.cat(numbers) if numbers else torch.zeros(0, dtype=torch.long)
     _check_covered(prompt, len(tokens), pos)
-    rows = {name: torch.cat(parts) for name, parts in found.items()}
+    rows = {name: torch.cat(parts) for name, parts in activations.items()}
     return ProbeRows(len(tokens), prompt, _first_equal(tokens), lambda point: rows[point.canonical_name])
 
 
@@ -101,12 +101,12 @@ def _check_covered(prompt: Tensor, prompts: int, pos: Positions) -> None:
 
 def _of_store(
     model: HookedModel,
-    given: Any,
+    source: Any,
     points: Sequence[HookPoint],
     pos: Positions,
     batch_size: int,  # noqa: ARG001
 ) -> ProbeRows:
-    store = open_store(given)
+    store = open_store(source)
     _check_model(model, store, points)
     names = {point.canonical_name: store.select(point.canonical_name)[0] for point in points}
     rows = store.rows(points=[])
@@ -116,7 +116,7 @@ def _of_store(
     where, same = chosen.nonzero().flatten(), list(range(store.examples))
     if _has_all(store):
         counts = torch.bincount(rows.example.long(), minlength=store.examples).tolist()
-        same = _first_equal([each.numpy().tobytes() for each in rows.token.split(counts)])
+        same = _first_equal([tokens.numpy().tobytes() for tokens in rows.token.split(counts)])
     return ProbeRows(store.examples, prompt, same, lambda point: store[names[point.canonical_name]][where])
 
 
@@ -128,14 +128,14 @@ def _has_all(store: Store) -> bool:
 
 def _check_model(model: HookedModel, store: Store, points: Sequence[HookPoint]) -> None:
     """Raise if the store has the activations of another model."""
-    known = Harvest(model, list(points), HarvestOptions()).identity(store)
-    is_empty = any(each.device.type == "meta" for each in model.module.parameters())
+    identity = Harvest(model, list(points), HarvestOptions()).identity(store)
+    is_empty = any(parameter.device.type == "meta" for parameter in model.module.parameters())
     compared = [key for key in _SAME if key != "weights" or not is_empty]
-    there = store.manifest.about.model
-    ours, theirs = ({key: each.get(key) for key in compared} for each in (known, there))
+    stored = store.manifest.about.model
+    ours, theirs = ({key: description.get(key) for key in compared} for description in (identity, stored))
     if different := differences(ours, theirs):
         raise StoreError(
-            f"{store.path} has the activations of another model, {there.get('id')!r}, not of {known['id']!r}: "
+            f"{store.path} has the activations of another model, {stored.get('id')!r}, not of {identity['id']!r}: "
             f"{'; '.join(different)}. Harvest it with this model"
         )
 
@@ -147,8 +147,8 @@ def _chosen(
     every = torch.ones(len(example), dtype=torch.bool)
     options = store.manifest.about.options
     stored, sample = options.get("positions"), options.get("sample", 1.0)
-    wanted = HarvestOptions(pos).recorded()["positions"]
-    if pos is None or (stored == wanted and sample == 1):
+    requested = HarvestOptions(pos).recorded()["positions"]
+    if pos is None or (stored == requested and sample == 1):
         return every
     if not _has_all(store):
         what = f"the positions {stored}" if stored != "all" else f"a random {sample:.0%} of the tokens"

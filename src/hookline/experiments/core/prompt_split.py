@@ -36,27 +36,27 @@ class Split:
 
 def class_numbers(labels: Any, prompts: int) -> tuple[list[Label], Int[Tensor, " prompt"]]:
     """The classes in order, and the number of the class of each prompt."""
-    given = labels.tolist() if hasattr(labels, "tolist") else list(labels) if not isinstance(labels, str) else [labels]
-    plain = [int(each) if isinstance(each, bool) else scalar(each) for each in given]
+    values = labels.tolist() if hasattr(labels, "tolist") else list(labels) if not isinstance(labels, str) else [labels]
+    plain = [int(value) if isinstance(value, bool) else scalar(value) for value in values]
     if len(plain) != prompts:
         raise HooklineError(
             f"there must be one label for each prompt: got {how_many(len(plain), 'label')} "
             f"for {how_many(prompts, 'prompt')}"
         )
-    if not all(map(is_label, plain)) or len({isinstance(each, str) for each in plain}) > 1:
+    if not all(map(is_label, plain)) or len({isinstance(label, str) for label in plain}) > 1:
         raise HooklineError(f"labels must be strings, or numbers, or booleans; got {plain[:6]!r}")
     classes = sorted(set(plain))
     if len(classes) < 2:
         raise HooklineError(
             f"a probe needs prompts of two classes or more, but all {prompts} prompts have the label {plain[:1]}"
         )
-    if len(classes) > max(2, len(plain) // 2) or any(isinstance(each, float) and each % 1 for each in plain):
+    if len(classes) > max(2, len(plain) // 2) or any(isinstance(label, float) and label % 1 for label in plain):
         raise HooklineError(
             f"there are {len(classes)} classes for {prompts} prompts: a probe predicts classes, of two prompts or more "
             f"each. For a quantity, pass labels of ranges, such as values > median"
         )
-    places = {each: number for number, each in enumerate(classes)}
-    return classes, torch.tensor([places[each] for each in plain])
+    places = {label: number for number, label in enumerate(classes)}
+    return classes, torch.tensor([places[label] for label in plain])
 
 
 def split_prompts(labels: Any, same: Sequence[int], groups: Sequence[Hashable] | None, test: float, seed: int) -> Split:
@@ -69,23 +69,23 @@ def split_prompts(labels: Any, same: Sequence[int], groups: Sequence[Hashable] |
     classes, label = class_numbers(labels, len(same))
     group = _joined(same, groups)
     members: dict[int, list[int]] = {}
-    for number, each in enumerate(group):
-        members.setdefault(each, []).append(number)
+    for number, group_number in enumerate(group):
+        members.setdefault(group_number, []).append(number)
     total = torch.bincount(label, minlength=len(classes))
-    wanted = (total * test).round().clamp_min(1)
+    quota = (total * test).round().clamp_min(1)
     order = torch.randperm(len(members), generator=torch.Generator().manual_seed(seed)).tolist()
     is_test, held_out = torch.zeros(len(label), dtype=torch.bool), torch.zeros(len(classes))
-    for some in [list(members.values())[at] for at in order]:
-        counts = torch.bincount(label[some], minlength=len(classes))
-        if bool((held_out + counts <= wanted)[counts > 0].all()):
-            is_test[some] = True
+    for prompts in [list(members.values())[at] for at in order]:
+        counts = torch.bincount(label[prompts], minlength=len(classes))
+        if bool((held_out + counts <= quota)[counts > 0].all()):
+            is_test[prompts] = True
             held_out += counts
     for number, name in enumerate(classes):
-        here = is_test[label == number]
-        if bool(here.all()) or not bool(here.any()):
-            apart = len({group[each] for each in (label == number).nonzero().flatten().tolist()})
+        is_held_out = is_test[label == number]
+        if bool(is_held_out.all()) or not bool(is_held_out.any()):
+            apart = len({group[prompt] for prompt in (label == number).nonzero().flatten().tolist()})
             raise HooklineError(
-                f"the class {name!r} has {how_many(len(here), 'prompt')} in {how_many(apart, 'group')} "
+                f"the class {name!r} has {how_many(len(is_held_out), 'prompt')} in {how_many(apart, 'group')} "
                 f"(prompts with the same tokens are one group), too few to train on some "
                 f"and hold out others, test={test:g}: add different prompts"
             )
@@ -96,10 +96,10 @@ def _joined(same: Sequence[int], groups: Sequence[Hashable] | None) -> list[int]
     """A number for each prompt: equal if two prompts are the same, or in the same group, also through others."""
     if groups is None:
         return list(same)
-    given = groups.tolist() if isinstance(groups, Tensor) else list(groups)
-    if len(given) != len(same):
+    group_names = groups.tolist() if isinstance(groups, Tensor) else list(groups)
+    if len(group_names) != len(same):
         raise HooklineError(
-            f"groups must have one entry for each prompt: got {len(given)} for {how_many(len(same), 'prompt')}"
+            f"groups must have one entry for each prompt: got {len(group_names)} for {how_many(len(same), 'prompt')}"
         )
     parent = list(range(len(same)))
 
@@ -109,7 +109,7 @@ def _joined(same: Sequence[int], groups: Sequence[Hashable] | None) -> list[int]
         return at
 
     first: dict[Any, int] = {}
-    for number, (twin, name) in enumerate(zip(same, given, strict=True)):
+    for number, (twin, name) in enumerate(zip(same, group_names, strict=True)):
         for other in (twin, first.setdefault(name, number)):
             low, high = sorted((root(number), root(other)))
             parent[high] = low
@@ -120,6 +120,6 @@ def shuffled(label: Int[Tensor, " prompt"], same: Sequence[int], count: int, see
     """The labels dealt to other prompts at random, `count` times; prompts with the same tokens share a label."""
     random = torch.Generator().manual_seed(seed + 1)
     units, unit = torch.tensor(list(same)).unique(return_inverse=True)
-    own = label[units]
-    found = [own[torch.randperm(len(units), generator=random)][unit] for _ in range(count)]
-    return torch.stack(found) if found else label.new_zeros(0, len(label))
+    unit_labels = label[units]
+    shuffles = [unit_labels[torch.randperm(len(units), generator=random)][unit] for _ in range(count)]
+    return torch.stack(shuffles) if shuffles else label.new_zeros(0, len(label))

@@ -55,7 +55,7 @@ class Prompts:
     ) -> Prompts:
         """Tokens of any lengths, padded on the right."""
         masks = [torch.ones_like(row, dtype=torch.bool) for row in rows]
-        tokens, mask = (pad_sequence(list(each), batch_first=True) for each in (rows, masks))
+        tokens, mask = (pad_sequence(list(sequences), batch_first=True) for sequences in (rows, masks))
         return cls(tokens, mask, tuple(more), copies, tuple(own))
 
     @property
@@ -70,7 +70,7 @@ class Prompts:
     def spans(self) -> list[range]:
         """The columns of the text of each row."""
         columns = [row.nonzero().flatten().tolist() for row in self.mask.cpu()]
-        return [range(each[0], each[-1] + 1) for each in columns]
+        return [range(positions[0], positions[-1] + 1) for positions in columns]
 
     def length(self, row: int) -> int:
         """The number of tokens of one row, without padding and continuation."""
@@ -104,26 +104,26 @@ class Prompts:
         if len(rows) == len(self):
             return self
         more = tuple(self.more[row] for row in rows) if self.more else ()
-        own = tuple(self.own[row] for row in rows) if self.own else ()
-        return replace(self, tokens=self.tokens[list(rows)], mask=self.mask[list(rows)], more=more, own=own)
+        lengths = tuple(self.own[row] for row in rows) if self.own else ()
+        return replace(self, tokens=self.tokens[list(rows)], mask=self.mask[list(rows)], more=more, own=lengths)
 
     def padded(self, rows: Sequence[Float[Tensor, "_ vocab"]]) -> Float[Tensor, "batch pos vocab"]:
         """The logits of each prompt in one tensor, with zeros at padding."""
         if len(rows) == 1 and len(rows[0]) == self.width:
             return rows[0][None]
         ends = [(0, 0, span.start, self.width - span.stop) for span in self.spans]
-        return torch.stack([F.pad(x, each) for x, each in zip(rows, ends, strict=True)])
+        return torch.stack([F.pad(x, padding) for x, padding in zip(rows, ends, strict=True)])
 
     def by_row(self, values: Mapping[str, Tensor], points: Iterable[HookPoint]) -> list[dict[str, Tensor]]:
         """The values of each row at some points, without its padding; values of images have none."""
-        found: list[dict[str, Tensor]] = [{} for _ in self.spans]
+        rows: list[dict[str, Tensor]] = [{} for _ in self.spans]
         for point, (row, span) in product(points, enumerate(self.spans)):
             value = values[point.name][row]
             for place, letter in enumerate(point.axes.split()[1:]):
                 if letter in "pk" and value.shape[place] == self.width and point.stream != "image":
                     value = value.narrow(place, span.start, len(span))
-            found[row][point.name] = value
-        return found
+            rows[row][point.name] = value
+        return rows
 
     def call(self, model: HookedModel) -> dict[str, Any]:
         """The model inputs for all rows at once, with padding."""
@@ -139,29 +139,29 @@ class Prompts:
         names = list(self.more[0])
         if any(list(inputs) != names for inputs in self.more):
             raise HooklineError("some prompts have images and others have none: run them separately")
-        found: dict[str, Any] = {}
+        batch: dict[str, Any] = {}
         for name in names:
-            each = [inputs[name] for inputs in self.more]
-            if not all(isinstance(x, Tensor) for x in each):
-                found[name] = each[0]
-            elif all(x.shape == (1, len(span)) for x, span in zip(each, self.spans, strict=True)):
-                found[name] = torch.zeros_like(self.tokens, dtype=each[0].dtype)
-                found[name][self.mask] = torch.cat([x[0] for x in each])
-            elif len({x.shape[1:] for x in each}) > 1:
+            values = [inputs[name] for inputs in self.more]
+            if not all(isinstance(x, Tensor) for x in values):
+                batch[name] = values[0]
+            elif all(x.shape == (1, len(span)) for x, span in zip(values, self.spans, strict=True)):
+                batch[name] = torch.zeros_like(self.tokens, dtype=values[0].dtype)
+                batch[name][self.mask] = torch.cat([x[0] for x in values])
+            elif len({x.shape[1:] for x in values}) > 1:
                 raise HooklineError(
-                    f"{name} has different shapes for these prompts, {[list(x.shape) for x in each]}, and cannot be "
+                    f"{name} has different shapes for these prompts, {[list(x.shape) for x in values]}, and cannot be "
                     f"batched: run them one by one"
                 )
             else:
-                found[name] = torch.cat(each)
-        return found
+                batch[name] = torch.cat(values)
+        return batch
 
     def labels(self, model: HookedModel) -> list[str | int]:
         """The labels of positions: tokens if there is one text, otherwise numbers."""
         if len(self) > self.copies or model.tokenizer is None:
             return list(range(self.width))
-        known = self.width if len(self) == 1 else self.length(0)  # continuations differ from there on
-        return [*token_labels(model.to_str_tokens(self.tokens[0, :known])), *range(known, self.width)]
+        common_length = self.width if len(self) == 1 else self.length(0)  # continuations differ from there on
+        return [*token_labels(model.to_str_tokens(self.tokens[0, :common_length])), *range(common_length, self.width)]
 
 
 def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
@@ -169,11 +169,11 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
     check_has_weights(model)
     if isinstance(prompt, Mapping):
         return _with_images(model, [prompt])
-    if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
+    if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(inputs, Mapping) for inputs in prompt):
         return _with_images(model, list(prompt))  # type: ignore[arg-type]
     if isinstance(prompt, list | tuple) and _are_ids(prompt):
         texts = prompt if isinstance(prompt[0], list | tuple) else [prompt]
-        rows = [torch.tensor(each, device=model._device) for each in texts]
+        rows = [torch.tensor(ids, device=model._device) for ids in texts]
         for row in rows:
             model._text.check_ids(row)
         return Prompts.of_rows(rows)
@@ -209,17 +209,17 @@ def check_weights_stay(model: HookedModel, what: str) -> None:
         )
 
 
-def _are_ids(given: Any) -> bool:
+def _are_ids(prompt: Any) -> bool:
     """Whether it is a list of token ids, or of such lists."""
-    if given and all(isinstance(each, list | tuple) for each in given):
-        return all(each and _are_ids(each) for each in given)
-    return bool(given) and all(type(each) is int for each in given)
+    if prompt and all(isinstance(ids, list | tuple) for ids in prompt):
+        return all(ids and _are_ids(ids) for ids in prompt)
+    return bool(prompt) and all(type(token) is int for token in prompt)
 
 
-def _with_images(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prompts:
+def _with_images(model: HookedModel, prompts: Sequence[Mapping[str, Any]]) -> Prompts:
     """Keyword inputs, of one text each, as rows."""
     rows, more = [], []
-    for inputs in given:
+    for inputs in prompts:
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.shape[0] != 1:
             raise HooklineError(
@@ -229,10 +229,10 @@ def _with_images(model: HookedModel, given: Sequence[Mapping[str, Any]]) -> Prom
         if isinstance(mask, Tensor) and not bool(mask.all()):
             raise HooklineError("a prompt with images must not have padding: create the inputs of each text separately")
         model._text.check_ids(ids)
-        here = {name: x.to(model._device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
-        rows.append(here.pop("input_ids")[0])
-        here.pop("attention_mask", None)
-        more.append(here)
+        device_inputs = {name: x.to(model._device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        rows.append(device_inputs.pop("input_ids")[0])
+        device_inputs.pop("attention_mask", None)
+        more.append(device_inputs)
     return Prompts.of_rows(rows, more)
 
 
@@ -243,20 +243,20 @@ def prompt_positions(model: HookedModel, prompts: Prompts, pos: Any, name: str =
     """
     if isinstance(pos, list | tuple) and not pos:
         raise HooklineError(f"{name}=[] selects nothing")
-    given = canonical(pos.tolist() if isinstance(pos, Tensor | ndarray | generic) else pos)
-    if isinstance(given, Steps):
-        raise HooklineError(f"{name}={given!r} refers to generated tokens, but an experiment does not generate")
+    positions = canonical(pos.tolist() if isinstance(pos, Tensor | ndarray | generic) else pos)
+    if isinstance(positions, Steps):
+        raise HooklineError(f"{name}={positions!r} refers to generated tokens, but an experiment does not generate")
     real = prompts.mask.cpu().clone()
     for row, span in enumerate(prompts.spans):
         real[row, span.start + prompts.length(row) :] = False  # not in a continuation
-    mask, missing = columns_in(given, model._points.root, prompts.tokens, real)
+    mask, missing = columns_in(positions, model._points.root, prompts.tokens, real)
     if missing:
         raise HooklineError(f"{name}={pos!r}: there is no {next(iter(missing.values()))}")
     rows = zip((mask & real).tolist(), prompts.spans, strict=True)
-    found = [[at - span.start for at, is_meant in enumerate(row) if is_meant] for row, span in rows]
-    if [] in found:
-        raise HooklineError(f"{name}={pos!r} selects nothing in prompt {found.index([])}")
-    return found
+    by_prompt = [[at - span.start for at, is_meant in enumerate(row) if is_meant] for row, span in rows]
+    if [] in by_prompt:
+        raise HooklineError(f"{name}={pos!r} selects nothing in prompt {by_prompt.index([])}")
+    return by_prompt
 
 
 def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
@@ -287,7 +287,7 @@ def baselines(
 
 def warn_of_dropout(model: HookedModel) -> None:
     """Warn if the model is in training mode with dropout."""
-    dropouts = [name for name, each in model.module.named_modules() if each.training and _is_random(each)]
+    dropouts = [name for name, module in model.module.named_modules() if module.training and _is_random(module)]
     if dropouts:
         warn(
             f"the model is in training mode with dropout ({dropouts[0]}, …): runs differ at random. Call model.eval()",
@@ -302,5 +302,5 @@ def _is_random(module: nn.Module) -> bool:
     """Whether a module is random in training mode, itself or through a function that it calls."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0
-    rates = (x for name, x in vars(module).items() if any(each in name for each in _CHANCES))
+    rates = (x for name, x in vars(module).items() if any(part in name for part in _CHANCES))
     return any(isinstance(rate, float) and rate > 0 for rate in rates)

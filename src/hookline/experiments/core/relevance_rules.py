@@ -50,11 +50,11 @@ def _shared(function: Function, args: Sequence[Any], active: list[int], _value: 
     """A product of several activations: each factor gets an equal share, times the others as they are."""
     if len(active) < 2:
         return None
-    known = [x.detach() if at in active else x for at, x in enumerate(args)]
+    constants = [x.detach() if at in active else x for at, x in enumerate(args)]
 
-    def linear(*given: Tensor) -> Any:
-        each = [function(*known[:at], x, *known[at + 1 :]) for at, x in zip(active, given, strict=True)]
-        return sum(each) / len(each)
+    def linear(*inputs: Tensor) -> Any:
+        terms = [function(*constants[:at], x, *constants[at + 1 :]) for at, x in zip(active, inputs, strict=True)]
+        return sum(terms) / len(terms)
 
     return linear
 
@@ -63,11 +63,11 @@ def _product_taylor(function: Function, args: Sequence[Any], active: list[int], 
     """A product of several activations to first order; the rest of its value is a constant."""
     if len(active) < 2:
         return None
-    known = [x.detach() if at in active else x for at, x in enumerate(args)]
+    constants = [x.detach() if at in active else x for at, x in enumerate(args)]
 
-    def linear(*given: Tensor) -> Any:
-        each = [function(*known[:at], x, *known[at + 1 :]) for at, x in zip(active, given, strict=True)]
-        return sum(each) - (len(each) - 1) * value
+    def linear(*inputs: Tensor) -> Any:
+        terms = [function(*constants[:at], x, *constants[at + 1 :]) for at, x in zip(active, inputs, strict=True)]
+        return sum(terms) - (len(terms) - 1) * value
 
     return linear
 
@@ -91,9 +91,9 @@ def _normalized(
     scale = (centered(x.detach()).square().mean(axes, keepdim=True) + epsilon).rsqrt()
 
     def linear(x: Tensor) -> Tensor:
-        found = centered(x) * scale
-        found = found if weight is None else found * weight
-        return (found if bias is None else found + bias).to(x.dtype)
+        normalized = centered(x) * scale
+        normalized = normalized if weight is None else normalized * weight
+        return (normalized if bias is None else normalized + bias).to(x.dtype)
 
     return linear
 
@@ -125,13 +125,13 @@ def _mixed(function: Function, args: Sequence[Any], active: list[int], value: Te
     if 2 not in active:
         return _constant(function, args, active, value)
     query, key = args[0].detach(), args[1].detach()
-    return lambda *given: function(query, key, given[active.index(2)], *args[3:])
+    return lambda *inputs: function(query, key, inputs[active.index(2)], *args[3:])
 
 
 def _named(functions: str, *more: Function) -> list[Function]:
     """These functions in `torch`, `torch.nn.functional` and as methods of a tensor, as far as they exist."""
-    found = [getattr(home, name, None) for name in functions.split() for home in (torch, F, Tensor)]
-    return [*dict.fromkeys(each for each in (*found, *more) if each is not None)]
+    candidates = [getattr(home, name, None) for name in functions.split() for home in (torch, F, Tensor)]
+    return [*dict.fromkeys(function for function in (*candidates, *more) if function is not None)]
 
 
 _SOFTMAX = _named("softmax log_softmax gumbel_softmax _softmax")
@@ -196,11 +196,11 @@ class Rules(TorchFunctionMode):
 
     def hooks(self, module: nn.Module) -> list[tuple[str, Callable[..., Any]]]:
         """Hooks for modules that compute an activation function in several steps: the rule is for all of them."""
-        found: list[tuple[str, Callable[..., Any]]] = []
-        for name, each in module.named_modules():
-            if name and _is_activation(each):
-                found += [(f"{name}.input", self._enter), (name, self._left_by(each))]
-        return found
+        hooks: list[tuple[str, Callable[..., Any]]] = []
+        for name, submodule in module.named_modules():
+            if name and _is_activation(submodule):
+                hooks += [(f"{name}.input", self._enter), (name, self._left_by(submodule))]
+        return hooks
 
     def _enter(self, x: Tensor, hook: Any) -> None:  # noqa: ARG002
         self._inputs.append(x)
@@ -232,8 +232,8 @@ class Rules(TorchFunctionMode):
             rule = _product_taylor
         names = list(kwargs)
 
-        def function(*given: Any) -> Any:
-            return func(*given[: len(args)], **dict(zip(names, given[len(args) :], strict=True)))
+        def function(*values: Any) -> Any:
+            return func(*values[: len(args)], **dict(zip(names, values[len(args) :], strict=True)))
 
         return self._linear(rule, function, [*args, *kwargs.values()])
 
@@ -260,8 +260,8 @@ class Rules(TorchFunctionMode):
                 )
             return linear(*(args[at] for at in active))
         self._tape.append((rule, linear))
-        found = linear(*(args[at] for at in active))
-        return with_value(value, found)
+        output = linear(*(args[at] for at in active))
+        return with_value(value, output)
 
 
 class _WithValue(torch.autograd.Function):
@@ -292,7 +292,7 @@ def _is_activation(module: nn.Module) -> bool:
         return False
     x = torch.tensor([[0.0, 0.3, -1.2, 2.5, -0.4, 1.1]])
     try:
-        whole, parts = module.forward(x.clone()), [module.forward(each.clone()) for each in x.split(1, -1)]
+        whole, parts = module.forward(x.clone()), [module.forward(column.clone()) for column in x.split(1, -1)]
     except Exception:  # it takes other arguments
         return False
     is_tensor = isinstance(whole, Tensor) and whole.shape == x.shape

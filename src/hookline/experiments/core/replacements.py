@@ -77,7 +77,7 @@ class Replacement:
         if data is None:
             return [bases[row].kept for row in chosen]
         like = [_continued_as(prompts, row, data.only(other)) for row, other in enumerate(chosen)]
-        return [found for text in like for found in _runs(model, points, text)]
+        return [activations for text in like for activations in _runs(model, points, text)]
 
     def info(self) -> dict[str, Any]:
         """The entries of a result's `info` about the replacement."""
@@ -85,7 +85,7 @@ class Replacement:
         if self.outliers != "exclude":
             said["outliers"] = self.outliers
         if self.left_out:
-            said["outlying"] = {name: each.to_dict() for name, each in self.left_out.items()}
+            said["outlying"] = {name: outlying.to_dict() for name, outlying in self.left_out.items()}
         return said
 
     def _means(
@@ -112,15 +112,15 @@ class Replacement:
 
 def _laid_out(mean: RowMean, point: HookPoint, base: Baseline, *, keeps: bool) -> Tensor:
     """The mean in the shape of one text's activation; with `keeps`, outlying positions keep their value."""
-    place, before, found = _position(point), base.kept[point.name], mean.value
+    place, before, mean_value = _position(point), base.kept[point.name], mean.value
     length = before.shape[place]
-    if mean.per_position and len(found) < length:
+    if mean.per_position and len(mean_value) < length:
         raise HooklineError(
-            f"a prompt has {length} tokens, but no text of data has more than {len(found)}, so there is no mean at its "
-            f"last positions. Pass longer texts, or remove per_position"
+            f"a prompt has {length} tokens, but no text of data has more than {len(mean_value)}, so there is no mean "
+            f"at its last positions. Pass longer texts, or remove per_position"
         )
     assert mean.bounds is not None
-    new = found[:length].movedim(0, place).to(before).expand_as(before)
+    new = mean_value[:length].movedim(0, place).to(before).expand_as(before)
     bounds = mean.bounds[:length].to(before.device)
     return kept_where_outlying(new[None], before[None], point.axes, bounds)[0] if keeps else new
 
@@ -144,7 +144,7 @@ def _others(prompts: Prompts, data: Prompts | None, seed: int) -> list[int]:
     source = prompts if data is None else data
     chosen = []
     for row in range(len(prompts)):
-        able = [each for each in range(len(source)) if _is_other(source, each, prompts, row)]
+        able = [number for number in range(len(source)) if _is_other(source, number, prompts, row)]
         if not able:
             raise HooklineError(
                 f"{'the prompts' if data is None else 'data'} contain no other text of {prompts.row(row).shape[1]} "

@@ -62,16 +62,16 @@ class SweepPoints:
             raise HooklineError(f"the points differ in the size of {' and '.join(self.inner)}: {sizes}. Use them apart")
         x = torch.stack([*values]).reshape([*map(len, self.coords.values()), *values[0].shape])
         axes = [*self.coords, *inner]
-        wanted = [*self.over, *(axis for axis in inner if axis not in self.over)]
-        return x.permute([axes.index(axis) for axis in wanted])
+        target_axes = [*self.over, *(axis for axis in inner if axis not in self.over)]
+        return x.permute([axes.index(axis) for axis in target_axes])
 
     def labels(self, sizes: Mapping[str, int], positions: Sequence[Label]) -> dict[str, list[Label]]:
         """The labels of each axis, given the sizes of the inner axes, and labels for positions in the text."""
-        found: dict[str, list[Label]] = {}
+        labels: dict[str, list[Label]] = {}
         for axis in self.over:
             is_text = axis in ("pos", "src") and not self.in_tower
-            found[axis] = self.coords.get(axis) or (list(positions) if is_text else list(range(sizes[axis])))
-        return found
+            labels[axis] = self.coords.get(axis) or (list(positions) if is_text else list(range(sizes[axis])))
+        return labels
 
 
 def sweep_points(
@@ -87,10 +87,10 @@ def sweep_points(
         raise HooklineError(
             f"points={points!r}: points are names; for one layer, use for example points='z', layers=[1]"
         )
-    known = ("layer", "point", *LETTERS)
+    allowed_axes = ("layer", "point", *LETTERS)
     for axis in axes:
-        if axis not in known or axes.count(axis) > 1:
-            raise HooklineError(f"over={axes!r}: the axes of a sweep are {', '.join(known)}, each at most once")
+        if axis not in allowed_axes or axes.count(axis) > 1:
+            raise HooklineError(f"over={axes!r}: the axes of a sweep are {', '.join(allowed_axes)}, each at most once")
     if "layer" not in axes:
         return _by_name(model, kinds, axes, layers)
     if len(kinds) > 1 and "point" not in axes:
@@ -101,18 +101,20 @@ def sweep_points(
 def _by_layer(model: HookedModel, kinds: list[str], axes: tuple[str, ...], layers: Sequence[int] | None) -> SweepPoints:
     if model._points.anatomy.is_encoder_decoder:
         raise HooklineError("experiments support models with one stack of layers, not encoder-decoder models")
-    there = range(_depth(model, kinds))
-    wanted = there if layers is None else layer_numbers(layers, len(there))
-    found: dict[Any, Any] = {(kind, layer): _of_layer(model, kind, layer) for kind, layer in product(kinds, wanted)}
-    having: list[Label] = [layer for layer in wanted if all(found[kind, layer] is not None for kind in kinds)]
+    all_layers = range(_depth(model, kinds))
+    requested = all_layers if layers is None else layer_numbers(layers, len(all_layers))
+    candidates: dict[Any, Any] = {
+        (kind, layer): _of_layer(model, kind, layer) for kind, layer in product(kinds, requested)
+    }
+    having: list[Label] = [layer for layer in requested if all(candidates[kind, layer] is not None for kind in kinds)]
     if not having:
-        raise HooklineError(f"none of the layers {list(wanted)} has {' and '.join(map(repr, kinds))}")
-    known: dict[str, list[Label]] = {"point": [*kinds], "layer": having}
-    coords = {axis: known[axis] for axis in axes if axis in known}
+        raise HooklineError(f"none of the layers {list(requested)} has {' and '.join(map(repr, kinds))}")
+    all_coords: dict[str, list[Label]] = {"point": [*kinds], "layer": having}
+    coords = {axis: all_coords[axis] for axis in axes if axis in all_coords}
     points = {}
     for labels in product(*coords.values()):
         at = dict(zip(coords, labels, strict=True))
-        points[labels] = found[at.get("point", kinds[0]), at["layer"]]
+        points[labels] = candidates[at.get("point", kinds[0]), at["layer"]]
     return SweepPoints(axes, coords, points)
 
 
@@ -147,11 +149,11 @@ def _depth(model: HookedModel, kinds: list[str]) -> int:
 
 def _of_layer(model: HookedModel, kind: str, layer: int) -> HookPoint | None:
     """The point of this kind in a layer, or None; an error if no layer has one."""
-    asked: tuple[Any, ...] = (kind, layer)
+    address: tuple[Any, ...] = (kind, layer)
     if kind.startswith("vision.") and kind.count(".") == 1:  # vision.z: the shorthand z, in the vision tower
-        asked = (kind.removeprefix("vision."), layer, "vision")
+        address = (kind.removeprefix("vision."), layer, "vision")
     try:
-        name = model._points.name_of(asked)
+        name = model._points.name_of(address)
     except UnknownPointError:
         name = kind
     if name not in model._points.specs:
@@ -170,12 +172,12 @@ def _of_layer(model: HookedModel, kind: str, layer: int) -> HookPoint | None:
 def _by_name(model: HookedModel, names: list[str], axes: tuple[str, ...], layers: Sequence[int] | None) -> SweepPoints:
     if layers is not None:
         raise HooklineError("layers= selects layers of a sweep over layers: add 'layer' to over")
-    found = {point.name: point for name in names for point in model._points.select(name)}
-    if len(found) > 1 and "point" not in axes:
+    points = {point.name: point for name in names for point in model._points.select(name)}
+    if len(points) > 1 and "point" not in axes:
         axes = ("point", *axes)
     if "point" not in axes:
-        return SweepPoints(axes, {}, {(): next(iter(found.values()))})
-    return SweepPoints(axes, {"point": list(found)}, {(name,): point for name, point in found.items()})
+        return SweepPoints(axes, {}, {(): next(iter(points.values()))})
+    return SweepPoints(axes, {"point": list(points)}, {(name,): point for name, point in points.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,11 +216,11 @@ class Cells:
 def make_cells(where: SweepPoints, bases: Sequence[Baseline], prompts: Prompts, labels: Sequence[Label]) -> Cells:
     """The cells of a sweep over points; `labels` are those of positions in the text."""
     sizes = {axis: _sizes(where, bases, axis, prompts.width) for axis in where.inner}
-    coords = where.labels({axis: max(each.values()) for axis, each in sizes.items()}, labels)
+    coords = where.labels({axis: max(by_point.values()) for axis, by_point in sizes.items()}, labels)
     covered: dict[Key, Covered] = {}
-    for cell in product(*(range(len(each)) for each in coords.values())):
+    for cell in product(*(range(len(axis_labels)) for axis_labels in coords.values())):
         key = tuple(coords[axis][number] for axis, number in zip(coords, cell, strict=True))
-        point = where.points[tuple(each for axis, each in zip(coords, key, strict=True) if axis in where.coords)]
+        point = where.points[tuple(label for axis, label in zip(coords, key, strict=True) if axis in where.coords)]
         at = dict(zip(coords, cell, strict=True))
         # Heads of one group have the same keys and values, so that labels share an index.
         inside = {axis: at[axis] * sizes[axis][point.name] // len(coords[axis]) for axis in sizes}
@@ -231,15 +233,15 @@ def _sizes(where: SweepPoints, bases: Sequence[Baseline], axis: str, width: int)
     sizes: dict[str, int] = {}
     for point in where.points.values():
         place = axis_index(point, axis)
-        found = {base.kept[point.name].shape[place] for base in bases}
+        lengths = {base.kept[point.name].shape[place] for base in bases}
         if axis in ("pos", "src") and not where.in_tower:
-            found = {width}
-        if len(found) > 1:
+            lengths = {width}
+        if len(lengths) > 1:
             raise HooklineError(
-                f"the prompts differ in the size of axis {axis!r} at {point.name!r}: {sorted(found)}. Use images of "
+                f"the prompts differ in the size of axis {axis!r} at {point.name!r}: {sorted(lengths)}. Use images of "
                 f"one size, the same number in each prompt, or remove {axis!r} from over"
             )
-        sizes[point.name] = found.pop()
+        sizes[point.name] = lengths.pop()
     most = max(sizes.values())
     if any(most % size for size in sizes.values()) or (axis != "head" and len(set(sizes.values())) > 1):
         raise HooklineError(f"the points differ in the size of axis {axis!r}: {sizes}. Sweep over them separately")
@@ -249,11 +251,11 @@ def _sizes(where: SweepPoints, bases: Sequence[Baseline], axis: str, width: int)
 def axis_index(point: HookPoint, axis: str) -> int:
     """The index of an axis in a point's value without the batch; an error if the point has no such axis."""
     where = index_of(point, **{axis: 0})
-    return next(place for place, each in enumerate(where) if isinstance(each, int))
+    return next(place for place, selector in enumerate(where) if isinstance(selector, int))
 
 
 class CellBuilder:
-    """Builds the variants of cells: the values `given` for each prompt, written into the run on that prompt.
+    """Builds the variants of cells: the `values` for each prompt, written into the run on that prompt.
 
     With `positions`, of each prompt, values are written at these positions only.
     """
@@ -261,12 +263,12 @@ class CellBuilder:
     def __init__(
         self,
         cells: Cells,
-        given: Sequence[Values],
+        values: Sequence[Values],
         bases: Sequence[Baseline],
         prompts: Prompts,
         positions: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        self.cells, self.bases, self.prompts, self.positions, self._given = cells, bases, prompts, positions, given
+        self.cells, self.bases, self.prompts, self.positions, self._given = cells, bases, prompts, positions, values
         self._known: dict[tuple[int, str, Any], list[tuple[Change, bool]]] = {}
 
     def grid(self) -> Grid:
@@ -279,7 +281,7 @@ class CellBuilder:
         return [self._variant(row, keys) for row in range(len(self.prompts))]
 
     def _variant(self, row: int, keys: Sequence[Key]) -> Variant:
-        made = [each for key in keys for point, at in self.cells.covered[key] for each in self._changes(row, point, at)]
+        made = [pair for key in keys for point, at in self.cells.covered[key] for pair in self._changes(row, point, at)]
         # A change to the baseline's own value is kept beside others, which would change that value.
         return [change for change, _ in made] if any(differs for _, differs in made) else ()
 
@@ -287,22 +289,26 @@ class CellBuilder:
         """The changes at an index of a point, each with whether the value differs from the baseline's."""
         key = (row, point.name, tuple(at.items()))
         if key not in self._known:
-            base, given, inside = self.bases[row], self._given[row][point.name], dict(at)
+            base, activation, inside = self.bases[row], self._given[row][point.name], dict(at)
             before, span = base.kept[point.name], self.prompts.spans[row]
-            if given.shape != before.shape:
+            if activation.shape != before.shape:
                 raise HooklineError(
-                    f"the value for {point.name!r} has shape {list(given.shape)}, but the run has "
+                    f"the value for {point.name!r} has shape {list(activation.shape)}, but the run has "
                     f"{list(before.shape)} there: do the clean and corrupted prompts have the same length?"
                 )
             text_axes = [axis for axis in ("pos", "src") if axis in inside and point.stream != "image"]
             is_padding = any(inside[axis] not in span for axis in text_axes)
             inside |= {axis: inside[axis] - span.start for axis in text_axes}
-            every = [inside] if self.positions is None else [inside | {"pos": each} for each in self.positions[row]]
-            self._known[key] = [_change(base, point, given, each) for each in every] if not is_padding else []
+            every = (
+                [inside] if self.positions is None else [inside | {"pos": position} for position in self.positions[row]]
+            )
+            self._known[key] = (
+                [_change(base, point, activation, indices) for indices in every] if not is_padding else []
+            )
         return self._known[key]
 
 
-def _change(base: Baseline, point: HookPoint, given: Tensor, at: dict[str, int]) -> tuple[Change, bool]:
+def _change(base: Baseline, point: HookPoint, activation: Tensor, at: dict[str, int]) -> tuple[Change, bool]:
     before = base.kept[point.name][index_of(point, **at)]
-    value = given[index_of(point, **at)].to(before.device)
+    value = activation[index_of(point, **at)].to(before.device)
     return base.change(point, value, **at), bool((value != before).any())

@@ -26,10 +26,10 @@ class TopCells(list[Cell]):
     """The title of the column of values."""
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
+        cells = super().__getitem__(index)
         if not isinstance(index, slice):
-            return found
-        part = TopCells(found)
+            return cells
+        part = TopCells(cells)
         part.info, part.title = self.info, self.title
         return part
 

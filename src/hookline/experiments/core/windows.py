@@ -26,26 +26,26 @@ def windows_of(model: HookedModel, texts: Prompt, window: int | None) -> list[Pr
         raise HooklineError(f"window is a number of tokens, at least 1, or None for whole texts, got {window!r}")
     check_has_weights(model)
     model._text.check_length(window)
-    found = []
+    windows = []
     for number, ids in enumerate(_token_rows(model, texts)):
         if len(ids) < window:
             raise HooklineError(
                 f"text {number} has {len(ids)} tokens, fewer than window={window}: leave it out, or use shorter windows"
             )
-        found += [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)]
-    return [Prompts.of_rows([each]) for each in found]
+        windows += [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)]
+    return [Prompts.of_rows([ids]) for ids in windows]
 
 
 def _token_rows(model: HookedModel, texts: Any) -> list[Tensor]:
     """The token ids of each text, however long it is."""
-    given = [texts] if isinstance(texts, str) else texts
-    if isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
-        return [torch.tensor(model._text.ids(each, None), device=model._device) for each in given]
-    if isinstance(given, Tensor):
-        model._text.check_ids(given)
-        return list(torch.atleast_2d(given.to(model._device)))
-    rows = given if given and isinstance(given[0], list | tuple) else [given]
-    found = [torch.tensor(each, device=model._device) for each in rows]
-    for each in found:
-        model._text.check_ids(each)
-    return found
+    inputs = [texts] if isinstance(texts, str) else texts
+    if isinstance(inputs, list | tuple) and all(isinstance(text, str) for text in inputs):
+        return [torch.tensor(model._text.ids(text, None), device=model._device) for text in inputs]
+    if isinstance(inputs, Tensor):
+        model._text.check_ids(inputs)
+        return list(torch.atleast_2d(inputs.to(model._device)))
+    rows = inputs if inputs and isinstance(inputs[0], list | tuple) else [inputs]
+    token_rows = [torch.tensor(row, device=model._device) for row in rows]
+    for ids in token_rows:
+        model._text.check_ids(ids)
+    return token_rows

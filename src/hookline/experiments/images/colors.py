@@ -64,34 +64,34 @@ def overlay(
 def _rows(values: Result | Any, on: PlacedImage) -> tuple[Tensor, list[str | None]]:
     """One row of values per panel, with one value per image token; and the titles of the panels."""
     if not isinstance(values, Result):
-        given = torch.as_tensor(values).detach().float().cpu()
-        if not 1 <= given.ndim <= 2 or given.shape[-1] != len(on.grid):
+        tensor = torch.as_tensor(values).detach().float().cpu()
+        if not 1 <= tensor.ndim <= 2 or tensor.shape[-1] != len(on.grid):
             raise HooklineError(
-                f"values have shape {list(given.shape)}, but the image has {len(on.grid)} tokens: index values for the "
-                "whole prompt as values[…, placed.grid.positions]"
+                f"values have shape {list(tensor.shape)}, but the image has {len(on.grid)} tokens: index values for "
+                "the whole prompt as values[…, placed.grid.positions]"
             )
-        return given.reshape(-1, len(on.grid)), [None] * (given.numel() // len(on.grid))
+        return tensor.reshape(-1, len(on.grid)), [None] * (tensor.numel() // len(on.grid))
     axis = next((axis for axis in ("pos", "patch") if axis in values.axes), None)
     if axis is None:
         raise HooklineError(f"overlay needs an axis 'pos' or 'patch'; this result has {listed(values.axes)}")
-    outer = [each for each in values.axes if each != axis]
+    outer = [name for name in values.axes if name != axis]
     last = values.values.movedim(values.axes.index(axis), -1)
     rows = last.reshape(-1, last.shape[-1])[:, _places(values.coords[axis], axis, on)]
-    parts = list(product(*(values.coords[each] for each in outer)))
-    labels = [" ".join(f"{each} {label}" for each, label in zip(outer, part, strict=True)) or None for part in parts]
+    parts = list(product(*(values.coords[name] for name in outer)))
+    labels = [" ".join(f"{name} {label}" for name, label in zip(outer, part, strict=True)) or None for part in parts]
     return rows.float(), list(labels)
 
 
 def _places(labels: list[Label], axis: str, on: PlacedImage) -> list[int]:
     """Indices of the image's positions on an axis."""
     numbers = [_number(label, axis) for label in labels]
-    missing = [each for each in on.grid.positions.tolist() if each not in numbers]
+    missing = [position for position in on.grid.positions.tolist() if position not in numbers]
     if missing:
         raise HooklineError(
             f"the image includes position {missing[0]}, which is not on the axis {axis!r}: it goes from "
             f"{labels[0]!r} to {labels[-1]!r}"
         )
-    return [numbers.index(each) for each in on.grid.positions.tolist()]
+    return [numbers.index(position) for position in on.grid.positions.tolist()]
 
 
 def _number(label: Label, axis: str) -> int:

@@ -46,8 +46,8 @@ def panels(
     width = min(width, 16.0 / columns, 12.0 / (rows * placed.aspect))
     size = max(width * columns, 2.0) + (0.85 if label else 0.7), (width * placed.aspect + 0.25) * rows + 0.2
     figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, FigureClass=Panels)
-    for each in grid.flat[count:]:
-        each.set_visible(False)
+    for ax in grid.flat[count:]:
+        ax.set_visible(False)
     bar = ScalarMappable(norm, colors(cmap))
     shrink = min(1.0, 5.0 / size[1])
     drawn = figure.colorbar(bar, ax=grid, shrink=shrink, pad=0.01, aspect=25, fraction=0.5 / size[0])
@@ -122,14 +122,14 @@ def _between(placed: PlacedImage, values: Tensor, times: int = 24) -> np.ndarray
     """
     grid = placed.grid
     boxes, cells = grid.boxes[grid.main], grid.as_map(values)
-    there = ~boxes.isnan().any(-1)
-    down, across = there.any(1), there.any(0)
-    middles, known = boxes[down][:, across].numpy(), cells[down][:, across].numpy()
+    is_inside = ~boxes.isnan().any(-1)
+    down, across = is_inside.any(1), is_inside.any(0)
+    middles, inner_values = boxes[down][:, across].numpy(), cells[down][:, across].numpy()
     x0, y0, x1, y1 = grid.extent
-    high, wide = (times * n for n in known.shape)
+    high, wide = (times * n for n in inner_values.shape)
     x = x0 + (x1 - x0) * (np.arange(wide) + 0.5) / wide
     y = y0 + (y1 - y0) * (np.arange(high) + 0.5) / high
-    rows = np.stack([np.interp(x, middles[0, :, 0::2].mean(-1), row) for row in known])
+    rows = np.stack([np.interp(x, middles[0, :, 0::2].mean(-1), row) for row in inner_values])
     return np.stack([np.interp(y, middles[:, 0, 1::2].mean(-1), column) for column in rows.T], 1)
 
 
@@ -138,7 +138,7 @@ def words(ax: Axes, placed: PlacedImage, texts: Sequence[str], fills: np.ndarray
     cells, boxes = _cells(placed)
     ax.add_collection(PatchCollection(boxes, facecolor="none", edgecolor=(1, 1, 1, 0.6), linewidth=0.5))
     labels = PatchCollection([_label(box) for box in boxes], linewidth=0)
-    labels.set_facecolor([(*fills[each][:3], alpha) for each in cells])
+    labels.set_facecolor([(*fills[cell][:3], alpha) for cell in cells])
     ax.add_collection(labels)
     for box, cell in zip(boxes, cells, strict=True):
         ink = "white" if _is_dark(fills[cell]) else "black"
@@ -162,7 +162,7 @@ def room_for_words(placed: PlacedImage) -> float:
 def _cells(placed: PlacedImage) -> tuple[list[int], list[Rectangle]]:
     """The tokens of the main grid that cover a region, and their regions."""
     grid = placed.grid
-    cells = [each for each in grid.main.flatten().tolist() if not bool(grid.boxes[each].isnan().any())]
+    cells = [cell for cell in grid.main.flatten().tolist() if not bool(grid.boxes[cell].isnan().any())]
     corners = grid.boxes[cells].tolist()
     return cells, [Rectangle((x0, y0), x1 - x0, y1 - y0) for x0, y0, x1, y1 in corners]
 

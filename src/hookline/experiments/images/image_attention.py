@@ -51,7 +51,7 @@ class ImageAttention:
     def on(self, box: Box) -> Result:
         """Fraction of each head's attention that goes to a box: left, top, right, bottom, as fractions of the image."""
         inside, every = self.placed.positions_in(box), self.placed.grid.positions.tolist()
-        return self._sum([every.index(each) for each in inside], f"attention on {tuple(box)}")
+        return self._sum([every.index(position) for position in inside], f"attention on {tuple(box)}")
 
     def _sum(self, patches: list[int], name: str) -> Result:
         axes = self.values.axes[:-1]
@@ -146,7 +146,7 @@ def attention(
     where = sweep_points(model, "pattern", ("layer", "head"), _layers(layers))
     length = inputs["input_ids"].shape[1]
     query = _checked_position(length, pos, new_tokens)
-    given, ids = prompts_of(model, inputs).call(model), []
+    call, ids = prompts_of(model, inputs).call(model), []
 
     def read(pattern: Tensor, step: int) -> Tensor:
         """The row of the query in the pass over the prompt, then the only row of each decoding step."""
@@ -154,16 +154,16 @@ def attention(
 
     def run() -> None:
         if new_tokens:
-            ids.append(model.generate(**given, max_new_tokens=new_tokens, do_sample=False))
+            ids.append(model.generate(**call, max_new_tokens=new_tokens, do_sample=False))
         else:
-            model(**given, return_type=None)
+            model(**call, return_type=None)
 
-    found = read_patterns(model, where, read, run)[..., placed.grid.positions]
+    weights = read_patterns(model, where, read, run)[..., placed.grid.positions]
     if not new_tokens:
-        return _image_attention(placed, found[0], where, head, {"from": pos})
-    said = ids[0][0, -len(found) :].tolist()
-    texts = [str(each) if model.tokenizer is None else model.to_string([each]) for each in said]
-    return _image_attention(placed, found, where, head, {"new_tokens": new_tokens}, token_labels(texts))
+        return _image_attention(placed, weights[0], where, head, {"from": pos})
+    said = ids[0][0, -len(weights) :].tolist()
+    texts = [str(token) if model.tokenizer is None else model.to_string([token]) for token in said]
+    return _image_attention(placed, weights, where, head, {"new_tokens": new_tokens}, token_labels(texts))
 
 
 def tower_attention(
@@ -189,11 +189,11 @@ def tower_attention(
         raise HooklineError("this vision tower has no class token: choose a patch with at=(x, y)")
     pos = 0 if at is None else placed.grid.position(*at)
     run = partial(model, **inputs, return_type=None)
-    (found,) = read_patterns(model, where, lambda pattern, _: pattern[which, :, pos], run)
-    if found.shape[-1] != int(placed.grid.positions[-1]) + 1:
-        raise HooklineError(f"the vision tower has {found.shape[-1]} positions, which do not match {placed.grid!r}")
+    (weights,) = read_patterns(model, where, lambda pattern, _: pattern[which, :, pos], run)
+    if weights.shape[-1] != int(placed.grid.positions[-1]) + 1:
+        raise HooklineError(f"the vision tower has {weights.shape[-1]} positions, which do not match {placed.grid!r}")
     info = {"from": "class token" if at is None else list(at)}
-    return _image_attention(placed, found[..., placed.grid.positions], where, head, info)
+    return _image_attention(placed, weights[..., placed.grid.positions], where, head, info)
 
 
 def _image_attention(

@@ -58,8 +58,8 @@ class ImageLens:
 
         from hookline.experiments.images import drawing
 
-        asked = self.layers if layer is None else _listed(layer)
-        rows = [find_label("layer", self.layers, each) for each in asked]
+        requested = self.layers if layer is None else _listed(layer)
+        rows = [find_label("layer", self.layers, label) for label in requested]
         norm = Normalize(0.0, 1.0)
         figure, axes = drawing.panels(
             self.placed, len(rows), width=drawing.room_for_words(self.placed), cmap=cmap, norm=norm, label="probability"
@@ -69,7 +69,7 @@ class ImageLens:
             drawing.ground(ax, self.placed, title=label if isinstance(label, str) else f"after layer {label}")
         wide = drawing.width_of(axes[0])
         for row, ax in zip(rows, axes, strict=True):
-            texts = [each[0] for each in self.tokens[row]]
+            texts = [candidates[0] for candidates in self.tokens[row]]
             fills = colormaps[cmap](norm(self.probs.values[row, :, 0].numpy()))
             drawing.words(ax, self.placed, texts, fills, alpha=alpha, wide=wide)
         return figure
@@ -77,7 +77,7 @@ class ImageLens:
     def __repr__(self) -> str:
         lines = [f"ImageLens [layer {len(self.layers)} × patch {len(self.placed.grid)}]"]
         for layer, tokens in zip(self.layers, self.tokens, strict=True):
-            counts = Counter(each[0] for each in tokens)
+            counts = Counter(candidates[0] for candidates in tokens)
             shown = ", ".join(f"{token!r} ×{n}" for token, n in counts.most_common(5))
             lines.append(f"{layer}: {shown}{' …' if len(counts) > 5 else ''}")
         return "\n  ".join(lines)
@@ -116,9 +116,9 @@ def _rows(labels: list[Label], layers: Layers | None) -> list[int]:
     """The indices of these layers among the labels; negative numbers count from the last layer."""
     if layers is None:
         return list(range(len(labels)))
-    asked, n = _listed(layers), len(labels) - 1
-    known = [each % n if isinstance(each, int) and -n <= each < 0 else each for each in asked]
-    rows = [find_label("layer", labels, each) for each in known]
+    requested, n = _listed(layers), len(labels) - 1
+    resolved_layers = [layer % n if isinstance(layer, int) and -n <= layer < 0 else layer for layer in requested]
+    rows = [find_label("layer", labels, layer) for layer in resolved_layers]
     if not rows or len(set(rows)) != len(rows):
         raise HooklineError(f"layers must be distinct and not empty, as in [0, 3], not {layers!r}")
     return rows

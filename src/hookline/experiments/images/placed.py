@@ -33,12 +33,12 @@ class PlacedImage:
 
     def positions_in(self, box: Box) -> list[int]:
         """The positions that cover a box; an error if there are none."""
-        found = self.grid.positions_in(box)
-        return found if found else self._nothing(box)
+        region = self.grid.positions_in(box)
+        return region if region else self._nothing(box)
 
     def _nothing(self, what: Any) -> NoReturn:
         raise HooklineError(
-            f"no position covers {what}: the model receives {tuple(round(each, 3) for each in self.grid.extent)} of "
+            f"no position covers {what}: the model receives {tuple(round(edge, 3) for edge in self.grid.extent)} of "
             f"this image as {self.grid.shape[0]} × {self.grid.shape[1]} tokens"
         )
 
@@ -75,13 +75,13 @@ def place_image_in_tower(
             f"the image regions of vision-tower patches are not known here for {config.model_type!r} models, only for "
             f"{', '.join(families_with('rows'))}. Cache vision.blocks.*.attn.hook_pattern instead"
         )
-    found = place_image(model, inputs, image, which=which)
+    placed = place_image(model, inputs, image, which=which)
     side = getattr(config, "vision_config", config).patch_size
     rows, cols = (pixels // side for pixels in inputs["pixel_values"].shape[-2:])
-    layout = single_grid(found.grid.extent, rows, cols)
-    boxes = found.grid.boxes[found.grid.main.flatten()] if found.grid.shape == (rows, cols) else layout.boxes
+    layout = single_grid(placed.grid.extent, rows, cols)
+    boxes = placed.grid.boxes[placed.grid.main.flatten()] if placed.grid.shape == (rows, cols) else layout.boxes
     grid = ImageGrid(torch.arange(before, before + rows * cols), boxes, layout.main)
-    return PlacedImage(grid, found.image, found.aspect)
+    return PlacedImage(grid, placed.image, placed.aspect)
 
 
 def positions(
@@ -96,8 +96,8 @@ def positions(
     placed = place_image(model, inputs, which=which)
     every = placed.grid.positions.tolist()
     inside = every if box is None else placed.positions_in(box)
-    found = [each for each in every if each not in inside] if others else inside
-    return found if found else placed._nothing("anything else")
+    image_positions = [position for position in every if position not in inside] if others else inside
+    return image_positions if image_positions else placed._nothing("anything else")
 
 
 def _grids(model: HookedModel, inputs: Mapping[str, Any], image: Image | None) -> list[ImageGrid]:

@@ -58,7 +58,7 @@ def patch(
     _check_points(where)
     pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
     check_pair(model, *pair)  # before comparing their image grids
-    inputs = [[each] if isinstance(each, Mapping) else list(each) for each in (clean, corrupted)]
+    inputs = [[prompts] if isinstance(prompts, Mapping) else list(prompts) for prompts in (clean, corrupted)]
     parts = _parts(model, list(zip(*inputs, strict=True)), box, positions, which, others=others)
     metric, pair = continued(model, metric, *pair)
     parts = [part for part in parts for _ in range(pair[0].copies)]
@@ -66,8 +66,8 @@ def patch(
     info = both.info | {"positions": parts[0] if len(parts) == 1 else parts}
     bases, prompts = both.reader.bases, both.reader.prompts
     rows = zip(both.given, bases, parts, strict=True)
-    given = [_mixed(values, base, where, part) for values, base, part in rows]
-    grid = CellBuilder(make_cells(where, bases, prompts, both.labels), given, bases, prompts).grid()
+    replacements = [_mixed(values, base, where, part) for values, base, part in rows]
+    grid = CellBuilder(make_cells(where, bases, prompts, both.labels), replacements, bases, prompts).grid()
     return measured(both.reader, grid, info, how, f"{both.source} {parts}")
 
 
@@ -86,37 +86,37 @@ def _parts(
     """The positions to patch in each prompt."""
     if box is not None and positions is not None:
         raise HooklineError("pass either box or positions, not both")
-    by_box, found = positions is None, []
+    by_box, parts = positions is None, []
     for row, (pair, region) in enumerate(zip(pairs, _for_each(box if by_box else positions, len(pairs)), strict=True)):
         if by_box or others:
             _check_same_places(model, pair, which, row)
         if by_box:
-            here = positions_of(model, pair[0], region, which=which)
+            part = positions_of(model, pair[0], region, which=which)
         else:
-            here = prompt_positions(model, prompts_of(model, pair[0]), region, "positions")[0]
+            part = prompt_positions(model, prompts_of(model, pair[0]), region, "positions")[0]
         if others:
-            here = [each for each in positions_of(model, pair[0], which=which) if each not in here]
-        if not here:
+            part = [position for position in positions_of(model, pair[0], which=which) if position not in part]
+        if not part:
             raise HooklineError("others=True leaves nothing to patch: these positions cover the whole image")
-        found.append(here)
-    return found
+        parts.append(part)
+    return parts
 
 
-def _for_each(given: Any, n: int) -> list[Any]:
+def _for_each(regions: Any, n: int) -> list[Any]:
     """One entry per prompt, from a single entry or a list."""
-    given = given.tolist() if isinstance(given, Tensor) else given
-    if given is None or (len(given) and not isinstance(given[0], Sequence | Tensor)):
-        return [given] * n
-    if len(given) != n:
+    regions = regions.tolist() if isinstance(regions, Tensor) else regions
+    if regions is None or (len(regions) and not isinstance(regions[0], Sequence | Tensor)):
+        return [regions] * n
+    if len(regions) != n:
         raise HooklineError(
-            f"box or positions has {len(given)} entries for {how_many(n, 'prompt')}: pass one for all, or one each"
+            f"box or positions has {len(regions)} entries for {how_many(n, 'prompt')}: pass one for all, or one each"
         )
-    return list(given)
+    return list(regions)
 
 
 def _check_same_places(model: HookedModel, pair: Sequence[Mapping[str, Any]], which: int, row: int) -> None:
     """Raise unless each position covers the same region in both images."""
-    first, second = (place_image(model, each, which=which).grid for each in pair)
+    first, second = (place_image(model, inputs, which=which).grid for inputs in pair)
     if first.positions.tolist() != second.positions.tolist() or not torch.allclose(
         first.boxes, second.boxes, atol=1e-3, equal_nan=True
     ):
@@ -126,11 +126,11 @@ def _check_same_places(model: HookedModel, pair: Sequence[Mapping[str, Any]], wh
         )
 
 
-def _mixed(given: Values, base: Baseline, where: SweepPoints, part: list[int]) -> dict[str, Tensor]:
+def _mixed(values: Values, base: Baseline, where: SweepPoints, part: list[int]) -> dict[str, Tensor]:
     """The activations of a run, with those of the other run at some positions: a region is one change, not many."""
     mixed = {}
     for point in where.points.values():
         axis, before = axis_index(point, "pos"), base.kept[point.name]
         index = torch.tensor(part, device=before.device)
-        mixed[point.name] = before.index_copy(axis, index, given[point.name].to(before).index_select(axis, index))
+        mixed[point.name] = before.index_copy(axis, index, values[point.name].to(before).index_select(axis, index))
     return mixed
