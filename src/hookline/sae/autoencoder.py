@@ -88,17 +88,17 @@ class SparseAutoencoder(nn.Module):
 
         An autoencoder over all heads (`hook_z`) also accepts [*place, head, d_head].
         """
-        found = self.projected(x)
+        pre_activations = self.projected(x)
         match self.cfg.architecture:
             case "gated":
-                return self.gated(found)
+                return self.gated(pre_activations)
             case "jumprelu":
-                found = found + self.b_enc
-                return relu(found) * (found > self.threshold)
+                pre_activations = pre_activations + self.b_enc
+                return relu(pre_activations) * (pre_activations > self.threshold)
             case "topk":
-                return self._largest(found + self.b_enc)
+                return self._largest(pre_activations + self.b_enc)
             case _:
-                return relu(found + self.b_enc)
+                return relu(pre_activations + self.b_enc)
 
     def gated(self, found: Float[Tensor, "*place d_sae"]) -> Float[Tensor, "*place d_sae"]:
         """Returns the features of a "gated" autoencoder, given what its encoder directions find."""
@@ -135,13 +135,13 @@ class SparseAutoencoder(nn.Module):
         autoencoder was trained at.
         """
         is_of_heads = self.cfg.reshape_activations == "hook_z"
-        found = x.flatten(-2) if is_of_heads and x.ndim > 1 and x.shape[-1] != self.d_in else x
+        activations = x.flatten(-2) if is_of_heads and x.ndim > 1 and x.shape[-1] != self.d_in else x
         what = "flattened heads" if is_of_heads else "activations"
-        self._check_width(found, self.d_in, what, "got" if point is None else f"{point.name!r} has")
+        self._check_width(activations, self.d_in, what, "got" if point is None else f"{point.name!r} has")
         if point is not None and point.canonical_name not in self._places:
             self._places.add(point.canonical_name)
             warn_of_another_layer(self.cfg.hook_name, point)
-        return found
+        return activations
 
     def spliced(self, point: Filter = None, **options: Any) -> Splice:
         """Returns a hook that splices it in at a point, by default where it was trained. Options: see `Splice`."""
@@ -180,12 +180,12 @@ class SparseAutoencoder(nn.Module):
         """Save it to a folder, which is created if needed, as `cfg.json` and `sae_weights.safetensors`."""
         saefile.write(Path(path), self.cfg, self.state_dict())
 
-    def _largest(self, found: Tensor) -> Tensor:
+    def _largest(self, pre_activations: Tensor) -> Tensor:
         """Keep the k largest values, and set the others to 0."""
         if self.cfg.rescale_acts_by_decoder_norm:
-            found = found * self.W_dec.norm(dim=1)
-        values, indices = found.topk(self.cfg.k or 0, dim=-1, sorted=False)
-        return torch.zeros_like(found).scatter(-1, indices, relu(values))
+            pre_activations = pre_activations * self.W_dec.norm(dim=1)
+        values, indices = pre_activations.topk(self.cfg.k or 0, dim=-1, sorted=False)
+        return torch.zeros_like(pre_activations).scatter(-1, indices, relu(values))
 
     def _normalized(self, x: Tensor) -> Tensor:
         if self.cfg.normalize_activations == "layer_norm":
@@ -208,11 +208,11 @@ class SparseAutoencoder(nn.Module):
             return y * x.std(-1, keepdim=True) + x.mean(-1, keepdim=True)
         return y * (x.norm(dim=-1, keepdim=True) / self.d_in**0.5)
 
-    def _check_width(self, x: Tensor, width: int, what: str, found: str) -> None:
+    def _check_width(self, x: Tensor, width: int, what: str, phrase: str) -> None:
         if x.shape[-1:] != (width,):
             trained = f". It was trained at {self.cfg.hook_name!r}" if self.cfg.hook_name else ""
             raise HooklineError(
-                f"this autoencoder takes {what} of width {width}, but {found} the shape {list(x.shape)}{trained}"
+                f"this autoencoder takes {what} of width {width}, but {phrase} the shape {list(x.shape)}{trained}"
             )
 
     def _cast(self, x: Tensor) -> Tensor:
@@ -232,8 +232,8 @@ class SparseAutoencoder(nn.Module):
 
 def warn_of_another_layer(trained_at: str | None, point: HookPoint) -> None:
     """Warn if an autoencoder is used in another layer than where it was trained: only the width is the same."""
-    there, here = _layer(trained_at or ""), _layer(point.canonical_name)
-    if there is not None and here is not None and there != here:
+    trained_layer, layer = _layer(trained_at or ""), _layer(point.canonical_name)
+    if trained_layer is not None and layer is not None and trained_layer != layer:
         warn(f"the autoencoder was trained at {trained_at!r}, and is used in another layer, at {point.name!r}")
 
 

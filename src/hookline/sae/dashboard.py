@@ -40,7 +40,7 @@ class _Activity:
 
     def active(self) -> list[int]:
         """The texts where the feature is active, the most active first."""
-        most = {number: float(each.max()) for number, each in self.values.items()}
+        most = {number: float(activations.max()) for number, activations in self.values.items()}
         return sorted((number for number, value in most.items() if value > 0), key=lambda number: -most[number])
 
 
@@ -70,30 +70,30 @@ def dashboard(
     check_feature(sae, feature)
     check_count("k", k)
     feature %= sae.d_sae
-    where, found = point_of(sae, point), _Activity()
+    where, activity = point_of(sae, point), _Activity()
     for rows, _, _ in text_batches(sae, model, texts, where, batch_size):
         values = sae.encode(rows[where])[:, feature].float().cpu()
         is_out, left_out = outlying(row_norms(rows[where]), outliers)
-        values[is_out.cpu()], found.left_out = 0.0, found.left_out + left_out.count
+        values[is_out.cpu()], activity.left_out = 0.0, activity.left_out + left_out.count
         for number in rows.example.unique().tolist():
             is_here = rows.example == number
-            found.tokens[number], found.values[number] = rows.token[is_here], values[is_here]
-    if not found.values:
+            activity.tokens[number], activity.values[number] = rows.token[is_here], values[is_here]
+    if not activity.values:
         raise HooklineError("there are no texts: a dashboard needs texts of at least one token")
-    active = found.active()
+    active = activity.active()
     order = torch.randperm(len(active), generator=torch.Generator().manual_seed(seed)).tolist()
     chosen = {f"top {at + 1}": number for at, number in enumerate(active[:k])}
     random = {f"random {at + 1}": active[place] for at, place in enumerate(order[:k])} if len(active) > k else {}
-    panels = [_histogram(found), *_logits(sae, model, feature)]
-    panels += [_context(model, found, *each) for each in (chosen | random).items()]
+    panels = [_histogram(activity), *_logits(sae, model, feature)]
+    panels += [_context(model, activity, *title_and_number) for title_and_number in (chosen | random).items()]
     return figure(panels, f"Feature {feature} of {sae.d_sae:,} at {where}", theme)
 
 
-def _histogram(found: _Activity) -> dict[str, Any]:
+def _histogram(activity: _Activity) -> dict[str, Any]:
     """The positive activations by size."""
-    positive, total = found.every[found.every > 0], len(found.every) - found.left_out
+    positive, total = activity.every[activity.every > 0], len(activity.every) - activity.left_out
     caption = f"active at {len(positive):,} of {total:,} tokens ({len(positive) / total:.2%})"
-    caption += f" without {found.left_out:,} attention sinks" if found.left_out else ""
+    caption += f" without {activity.left_out:,} attention sinks" if activity.left_out else ""
     if not len(positive):
         return _bars("Activations", f"{caption}: no text activates this feature", ["0"], torch.zeros(1))
     most = float(positive.max())
@@ -122,13 +122,13 @@ def _bars(title: str, caption: str, labels: list[str], values: Tensor) -> dict[s
     return {"kind": "bars", "title": title, "caption": caption, "axis": "", "labels": labels, **numbers}
 
 
-def _context(model: HookedModel, found: _Activity, title: str, number: int) -> dict[str, Any]:
+def _context(model: HookedModel, activity: _Activity, title: str, number: int) -> dict[str, Any]:
     """A text around its most active token, colored by activation."""
-    values = found.values[number]
+    values = activity.values[number]
     at = int(values.argmax())
     part = slice(max(0, at - _WINDOW), at + _WINDOW // 2)
-    words = model.to_str_tokens(found.tokens[number][part])
-    most = float(found.every.max()) or 1.0
+    words = model.to_str_tokens(activity.tokens[number][part])
+    most = float(activity.every.max()) or 1.0
     return {
         "kind": "tokens",
         "title": f"{title}: {float(values[at]):.3g}",

@@ -49,11 +49,13 @@ def resample(
     norm = sae.W_enc[:, alive].norm(dim=0).mean() if bool(alive.any()) else 1.0
     sae.W_dec[dead] = directions
     sae.W_enc[:, dead] = (directions * norm * _SHARE).T
-    vectors = {name: each for name, each in sae.named_parameters() if each.requires_grad and each.ndim == 1}
+    vectors = {
+        name: parameter for name, parameter in sae.named_parameters() if parameter.requires_grad and parameter.ndim == 1
+    }
     vectors.pop("b_dec")
     for name, parameter in vectors.items():
         parameter[dead] = START if name == "threshold" else 0.0
-    for parameter, axis in ((sae.W_dec, 0), (sae.W_enc, 1), *((each, 0) for each in vectors.values())):
+    for parameter, axis in ((sae.W_dec, 0), (sae.W_enc, 1), *((vector, 0) for vector in vectors.values())):
         for moment in ("exp_avg", "exp_avg_sq"):
             if parameter in optimizer.state:
                 optimizer.state[parameter][moment].index_fill_(axis, dead, 0)

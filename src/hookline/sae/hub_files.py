@@ -16,11 +16,11 @@ from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError
 
 
-def is_hub_id(given: object) -> bool:
+def is_hub_id(name: object) -> bool:
     """Whether it is the name of a repository, owner/name, or of a folder in it, and not a path on this machine."""
-    if not isinstance(given, str) or given.startswith((".", "/", "~")) or "\\" in given:
+    if not isinstance(name, str) or name.startswith((".", "/", "~")) or "\\" in name:
         return False
-    return given.count("/") >= 1 and not given.endswith("/") and not Path(given).exists()
+    return name.count("/") >= 1 and not name.endswith("/") and not Path(name).exists()
 
 
 def downloaded(repo_id: str, patterns: Sequence[str], revision: str | None = None) -> Path:
@@ -37,10 +37,10 @@ def downloaded(repo_id: str, patterns: Sequence[str], revision: str | None = Non
         ) from error
     except (HTTPError, OSError, *BAD_CONTENT) as error:
         raise HooklineError(f"{_said(repo_id, revision)} cannot be downloaded from the hub: {reason(error)}") from error
-    found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    if not any(fnmatch(path, pattern) for path in found for pattern in patterns):
+    paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    if not any(fnmatch(path, pattern) for path in paths for pattern in patterns):
         raise HooklineError(
-            f"{_said(repo_id, revision)} has no {' or '.join(patterns)}{_known(repo_id, revision, found)}"
+            f"{_said(repo_id, revision)} has no {' or '.join(patterns)}{_known(repo_id, revision, paths)}"
         )
     return folder
 
@@ -49,14 +49,14 @@ def _said(repo_id: str, revision: str | None) -> str:
     return repr(repo_id) if revision is None else f"{repo_id!r} at the revision {revision!r}"
 
 
-def _known(repo_id: str, revision: str | None, found: Sequence[str]) -> str:
+def _known(repo_id: str, revision: str | None, paths: Sequence[str]) -> str:
     """Which folders the repository has, as far as the hub or the cache tells."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     with suppress(HTTPError, OSError):  # offline, there is what the cache has
-        found = HfApi().list_repo_files(repo_id, revision=revision)
-    folders = sorted({PurePosixPath(path).parent.as_posix() for path in found} - {"."})
+        paths = HfApi().list_repo_files(repo_id, revision=revision)
+    folders = sorted({PurePosixPath(path).parent.as_posix() for path in paths} - {"."})
     return f"; its folders are {', '.join(folders[:8])}{', …' if len(folders) > 8 else ''}" if folders else ""
 
 

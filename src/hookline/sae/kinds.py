@@ -96,15 +96,15 @@ class BatchTopK(TopK):
 
     def features(self, sae: SparseAutoencoder, x: Tensor, step: int) -> Tensor:
         """The largest features of the batch; the smallest of them moves the threshold."""
-        found = relu(sae.projected(x) + sae.b_enc)
-        values, places = found.flatten().topk(min(self.plan.k * len(x), found.numel()), sorted=False)
-        kept = torch.zeros_like(found).flatten().scatter(0, places, values).view_as(found)
+        activations = relu(sae.projected(x) + sae.b_enc)
+        values, places = activations.flatten().topk(min(self.plan.k * len(x), activations.numel()), sorted=False)
+        features = torch.zeros_like(activations).flatten().scatter(0, places, values).view_as(activations)
         positive = values.detach()[values > 0]
         if len(positive):
             weight = max(_SLOWEST, 1 / (step + 1))
             with torch.no_grad():
                 sae.threshold.mul_(1 - weight).add_(weight * positive.min())
-        return kept
+        return features
 
 
 class Matryoshka(BatchTopK):
@@ -168,10 +168,10 @@ class Gated(TrainedKind):
 
     def loss(self, sae: SparseAutoencoder, x: Tensor, step: int) -> StepLoss:
         """The penalty is on the gates, which also have to reconstruct, with a decoder that this does not train."""
-        found = sae.projected(x)
-        features = sae.gated(found)
+        pre_activations = sae.projected(x)
+        features = sae.gated(pre_activations)
         error = (sae.decode(features) - x).pow(2).sum()
-        gates = relu(found + sae.b_gate)
+        gates = relu(pre_activations + sae.b_gate)
         of_gates = (gates @ sae.W_dec.detach() + sae.b_dec.detach() - x).pow(2).sum()
         return StepLoss(features, error, error + of_gates + self.plan.l1_coefficient(step) * gates.sum())
 

@@ -102,10 +102,10 @@ def evaluate_by_position(
                 sums[name].losses += torch.tensor([loss_sum(model, ids, mask, [hook]) for hook in hooks]).double()
             elif has_loss:
                 sums[name].losses += loss_sum(model, ids, mask, [])
-    if not sum(each.moments.rows for each in sums.values()) or (has_loss and not total[1]):
+    if not sum(kind_sums.moments.rows for kind_sums in sums.values()) or (has_loss and not total[1]):
         raise HooklineError("there are no tokens to evaluate on: pass texts of at least two tokens")
     loss, count = total.tolist()
-    return QualityByPosition({name: each.quality(loss, count) for name, each in sums.items()})
+    return QualityByPosition({name: kind_sums.quality(loss, count) for name, kind_sums in sums.items()})
 
 
 class _Sums:
@@ -125,7 +125,7 @@ class _Sums:
         rows = self.moments.rows
         if not rows:
             return PositionQuality(0, *[math.nan] * 6)
-        losses = [each / count if count else math.nan for each in (loss, *self.losses.tolist())]
+        losses = [total / count if count else math.nan for total in (loss, *self.losses.tolist())]
         return PositionQuality(rows, self.active / rows, self.norms / rows, self.moments.explained, *losses)
 
 

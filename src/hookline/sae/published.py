@@ -48,27 +48,27 @@ def releases(registry: str | Path | None = None) -> dict[str, Release]:
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-        return {str(name): _release(str(name), given) for name, given in content.items()}
+        return {str(name): _release(str(name), release) for name, release in content.items()}
     except (OSError, yaml.YAMLError, *BAD_CONTENT) as error:
         raise HooklineError(f"{path} cannot be read as a registry of autoencoders: {reason(error)}") from error
 
 
 def _installed() -> Path:
-    found = find_spec("sae_lens")
-    if found is None or found.origin is None:
+    spec = find_spec("sae_lens")
+    if spec is None or spec.origin is None:
         raise HooklineError(
             f"release names are listed in SAELens's {_FILE}: pass registry=, the path of such a file, or install it "
             f"with pip install sae-lens. A hub id (owner/name) and the folder in it need no registry"
         )
-    return Path(found.origin).parent / _FILE
+    return Path(spec.origin).parent / _FILE
 
 
-def _release(name: str, given: Mapping[str, Any]) -> Release:
-    saes = given["saes"]
-    scales = {str(each["id"]): float(each["norm_scaling_factor"]) for each in saes if "norm_scaling_factor" in each}
-    paths = {str(each["id"]): str(each["path"]) for each in saes}
-    overrides = given.get("config_overrides")
-    return Release(name, given["repo_id"], given["model"], paths, given.get("conversion_func"), scales, overrides)
+def _release(name: str, release: Mapping[str, Any]) -> Release:
+    saes = release["saes"]
+    scales = {str(sae["id"]): float(sae["norm_scaling_factor"]) for sae in saes if "norm_scaling_factor" in sae}
+    paths = {str(sae["id"]): str(sae["path"]) for sae in saes}
+    overrides = release.get("config_overrides")
+    return Release(name, release["repo_id"], release["model"], paths, release.get("conversion_func"), scales, overrides)
 
 
 def published(
@@ -98,25 +98,25 @@ def published(
         )
     if folder is not None and revision is not None:
         raise HooklineError(f"revision={revision!r} is one on the hub, but files are read from folder={str(folder)!r}")
-    known = Release(release, release, "", {sae_id: sae_id}) if "/" in release else _found(release, registry)
-    if sae_id not in known.paths:
-        near = get_close_matches(sae_id, list(known.paths), n=4, cutoff=0.3) or list(known.paths)[:4]
+    listing = Release(release, release, "", {sae_id: sae_id}) if "/" in release else _found(release, registry)
+    if sae_id not in listing.paths:
+        near = get_close_matches(sae_id, list(listing.paths), n=4, cutoff=0.3) or list(listing.paths)[:4]
         raise HooklineError(f"{release!r} has no autoencoder {sae_id!r}; it has {', '.join(map(repr, near))}, …")
-    if known.format not in _FORMATS:
+    if listing.format not in _FORMATS:
         raise HooklineError(
-            f"{release!r} has files in the format {known.format!r}, which hookline does not read: load it with "
+            f"{release!r} has files in the format {listing.format!r}, which hookline does not read: load it with "
             f"sae_lens.SAE.from_pretrained, save it with save_model, and use SparseAutoencoder.load"
         )
-    path = known.paths[sae_id]
+    path = listing.paths[sae_id]
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise HooklineError(f"{sae_id!r} of {release!r} is at {path!r}, which is not a folder in the repository")
-    where = Path(folder) / path if folder is not None else downloaded(known.repo_id, [f"{path}/*"], revision) / path
-    if known.format in ("gemma_2", "gemma_3"):
-        return _of_gemma_scope(where, known, path).to(device=device, dtype=dtype)
+    where = Path(folder) / path if folder is not None else downloaded(listing.repo_id, [f"{path}/*"], revision) / path
+    if listing.format in ("gemma_2", "gemma_3"):
+        return _of_gemma_scope(where, listing, path).to(device=device, dtype=dtype)
     sae = SparseAutoencoder.load(
-        where, device=device, dtype=dtype, norm_scaling_factor=(known.scales or {}).get(sae_id)
+        where, device=device, dtype=dtype, norm_scaling_factor=(listing.scales or {}).get(sae_id)
     )
-    sae.cfg = _overridden(sae.cfg, known.overrides or {})
+    sae.cfg = _overridden(sae.cfg, listing.overrides or {})
     return sae
 
 
@@ -129,13 +129,13 @@ def _found(release: str, registry: str | Path | None) -> Release:
     return every[release]
 
 
-def _overridden(cfg: SAEConfig, given: Mapping[str, Any]) -> SAEConfig:
+def _overridden(cfg: SAEConfig, overrides: Mapping[str, Any]) -> SAEConfig:
     """A config with what the registry says instead of the file: provenance, and how activations are normalized."""
-    ours = {each.name for each in fields(SAEConfig)} - {"metadata", "extra", *_CHANGED}
-    if wrong := sorted(ours & given.keys()):
+    ours = {field.name for field in fields(SAEConfig)} - {"metadata", "extra", *_CHANGED}
+    if wrong := sorted(ours & overrides.keys()):
         raise HooklineError(f"the registry changes {', '.join(wrong)} of the config, which is not supported")
-    rest = {name: value for name, value in given.items() if name not in _CHANGED}
-    changed = {name: value for name, value in given.items() if name in _CHANGED}
+    rest = {name: value for name, value in overrides.items() if name not in _CHANGED}
+    changed = {name: value for name, value in overrides.items() if name in _CHANGED}
     return replace(cfg, **changed, metadata={**cfg.metadata, **rest})
 
 
@@ -146,15 +146,15 @@ def _of_gemma_scope(where: Path, release: Release, path: str) -> SparseAutoencod
     """An autoencoder of Gemma Scope: its weights are in one file, and everything else is in its path."""
     is_second = release.format == "gemma_3"
     file = where / ("params.safetensors" if is_second else "params.npz")
-    found = {f"W_{name[2:]}" if name.startswith("w_") else name: x for name, x in _arrays(file).items()}
+    arrays = {f"W_{name[2:]}" if name.startswith("w_") else name: x for name, x in _arrays(file).items()}
     layer = re.search(r"layer_(\d+)", path)
     words = re.split("[-/]", path if is_second else release.repo_id)
     site = next((name for word, name in _SITES.items() if word in words), None)
     if layer is None or site is None:
         raise HooklineError(f"{release.repo_id}/{path} is not of the residual stream, MLP or attention of a layer")
-    if "W_enc" not in found or found["W_enc"].ndim != 2:
-        raise HooklineError(f"{file} has no matrix W_enc: it has {', '.join(found) or 'nothing'}")
-    d_in, d_sae = found["W_enc"].shape
+    if "W_enc" not in arrays or arrays["W_enc"].ndim != 2:
+        raise HooklineError(f"{file} has no matrix W_enc: it has {', '.join(arrays) or 'nothing'}")
+    d_in, d_sae = arrays["W_enc"].shape
     cfg = SAEConfig(
         *("jumprelu", d_in, d_sae),
         apply_b_dec_to_input=False,
@@ -163,7 +163,7 @@ def _of_gemma_scope(where: Path, release: Release, path: str) -> SparseAutoencod
         metadata={"model_name": release.model, "prepend_bos": True},
     )
     try:
-        weights = checked_weights(found, cfg, file="it")
+        weights = checked_weights(arrays, cfg, file="it")
     except HooklineError as error:
         raise HooklineError(f"{file} cannot be used: {error}") from None
     sae = SparseAutoencoder(cfg)

@@ -84,16 +84,16 @@ def evaluate(
     predicts = predicts_next(model)
     for rows, ids, mask in text_batches(sae, model, texts, where, batch_size):
         x = rows[where]
-        is_out, found = outlying(row_norms(x), outliers)
-        left_out, kept = left_out + found, ~is_out
+        is_out, summary = outlying(row_norms(x), outliers)
+        left_out, is_ordinary = left_out + summary, ~is_out
         features = sae.encode(x)
         seen = sae.decode(features, x)
-        active += (features[kept] > 0).sum(0).double().cpu()
+        active += (features[is_ordinary] > 0).sum(0).double().cpu()
         every.update(x, seen)
-        ordinary.update(x[kept], seen[kept])
+        ordinary.update(x[is_ordinary], seen[is_ordinary])
         if predicts:
             is_zeroed = torch.ones_like(mask, dtype=torch.bool)
-            is_zeroed[mask.bool()] = kept
+            is_zeroed[mask.bool()] = is_ordinary
             splice = sae.spliced(where, keep_error=False, outliers=outliers)
             losses += _losses(model, ids, mask, [splice], [(where, zero(pos=is_zeroed))])
     if not every.rows or (predicts and not losses[3]):

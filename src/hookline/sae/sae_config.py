@@ -42,8 +42,8 @@ class SAEConfig:
     def __post_init__(self) -> None:
         for name, kinds in _WORDS.items():
             if getattr(self, name) not in kinds:
-                known = ", ".join(map(repr, kinds))
-                raise HooklineError(f"{name} is {getattr(self, name)!r}; expected one of {known}")
+                expected = ", ".join(map(repr, kinds))
+                raise HooklineError(f"{name} is {getattr(self, name)!r}; expected one of {expected}")
         for name in ("d_in", "d_sae"):
             check_count(name, getattr(self, name))
         for name in ("apply_b_dec_to_input", "rescale_acts_by_decoder_norm"):
@@ -58,7 +58,11 @@ class SAEConfig:
 
     def as_data(self) -> tuple[Any, ...]:
         """The fields that affect the computation, without the dtype (the weights have it) and the provenance."""
-        return tuple((each.name, getattr(self, each.name)) for each in fields(self) if each.name not in _NO_EFFECT)
+        return tuple(
+            (config_field.name, getattr(self, config_field.name))
+            for config_field in fields(self)
+            if config_field.name not in _NO_EFFECT
+        )
 
 
 _NO_EFFECT = ("dtype", "hook_name", "metadata", "extra")
@@ -107,13 +111,13 @@ def check_bool(name: str, value: Any) -> None:
 
 
 DTYPES = {
-    str(each).removeprefix("torch."): each for each in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 }
 
 
 def dtype_of(name: Any) -> torch.dtype:
     """Convert "float32", "torch.bfloat16" … to a dtype."""
-    found = DTYPES.get(str(name).removeprefix("torch."))
-    if found is None or not isinstance(name, str):
+    dtype = DTYPES.get(str(name).removeprefix("torch."))
+    if dtype is None or not isinstance(name, str):
         raise HooklineError(f"dtype is {name!r}; expected one of {', '.join(map(repr, DTYPES))}")
-    return found
+    return dtype

@@ -38,7 +38,7 @@ _METADATA = (
     *("prepend_bos", "exclude_special_tokens", "neuronpedia_id", "context_size", "seqpos_slice", "dataset_path"),
     *("sae_lens_version", "sae_lens_training_version"),
 )
-_OURS = tuple(each.name for each in fields(SAEConfig) if each.name not in ("hook_name", "metadata", "extra"))
+_OURS = tuple(field.name for field in fields(SAEConfig) if field.name not in ("hook_name", "metadata", "extra"))
 FORMAT = "6.0.0"
 """The version of SAELens in whose format files are written."""
 
@@ -56,7 +56,7 @@ def read(
         raise HooklineError(f"there is no autoencoder in {folder}: expected {CONFIG} and {WEIGHTS}") from None
     if not os.path.exists(folder / WEIGHTS):
         raise HooklineError(f"{folder} has a {CONFIG}, but no {WEIGHTS}")
-    found, about = read_tensors(folder / WEIGHTS, _KIND, called="an autoencoder's weights", writer=None, check=check)
+    tensors, about = read_tensors(folder / WEIGHTS, _KIND, called="an autoencoder's weights", writer=None, check=check)
     if check and about.get("cfg", _sum(content)) != _sum(content):
         raise HooklineError(
             f"{folder / CONFIG} does not match the checksum in {WEIGHTS}: it was changed or damaged. "
@@ -65,7 +65,7 @@ def read(
     try:
         cfg, is_scaled = config_of(content)
         cfg = cfg if dtype is None else replace(cfg, dtype=str(dtype).removeprefix("torch."))
-        cfg, weights = _folded(cfg, checked_weights(found, cfg, is_scaled=is_scaled), norm_scaling_factor)
+        cfg, weights = _folded(cfg, checked_weights(tensors, cfg, is_scaled=is_scaled), norm_scaling_factor)
         return cfg, {name: _cast(name, x, dtype_of(cfg.dtype)) for name, x in weights.items()}
     except HooklineError as error:
         raise HooklineError(f"the autoencoder in {folder} cannot be used: {error}") from None
@@ -93,24 +93,24 @@ def config_of(content: Any) -> tuple[SAEConfig, bool]:
     """
     if not isinstance(content, dict):
         raise HooklineError(f"a config must be a JSON object, not {content!r}")
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in content.items():
-        _merge(given, {_OLDER.get(name) or name: value})
-    missing = [name for name in ("d_in", "d_sae") if name not in given]
+        _merge(settings, {_OLDER.get(name) or name: value})
+    missing = [name for name in ("d_in", "d_sae") if name not in settings]
     if missing:
         raise HooklineError(f"it has no {' and no '.join(missing)}; its fields are {', '.join(map(repr, content))}")
-    metadata = _metadata(given)
-    values = {"architecture": "standard"} | {name: given.pop(name) for name in _OURS if name in given}
+    metadata = _metadata(settings)
+    values = {"architecture": "standard"} | {name: settings.pop(name) for name in _OURS if name in settings}
     if "reshape_activations" not in values and str(metadata["hook_name"]).endswith("_z"):
         values["reshape_activations"] = "hook_z"
     norm = values.get("normalize_activations")
     if norm is None or isinstance(norm, bool):
         values["normalize_activations"] = "expected_average_only_in" if norm else "none"
-    _use_activation(values, given.pop("activation_fn", "relu"), given.pop("activation_fn_kwargs", None) or {})
-    is_scaled = given.pop("finetuning_scaling_factor", None)
+    _use_activation(values, settings.pop("activation_fn", "relu"), settings.pop("activation_fn_kwargs", None) or {})
+    is_scaled = settings.pop("finetuning_scaling_factor", None)
     check_bool("finetuning_scaling_factor", is_scaled is not None and is_scaled)
-    given.pop("device", None)
-    return SAEConfig(**values, hook_name=metadata.pop("hook_name"), metadata=metadata, extra=given), bool(is_scaled)
+    settings.pop("device", None)
+    return SAEConfig(**values, hook_name=metadata.pop("hook_name"), metadata=metadata, extra=settings), bool(is_scaled)
 
 
 def fields_of(cfg: SAEConfig) -> dict[str, Any]:
@@ -131,12 +131,12 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
             raise HooklineError(f"it has two values for {name}: {into[name]!r} and {value!r}")
 
 
-def _metadata(given: dict[str, Any]) -> dict[str, Any]:
+def _metadata(settings: dict[str, Any]) -> dict[str, Any]:
     """Take the metadata out of the fields, wherever they are; `hook_name` is always there."""
-    inner = given.pop("metadata", None)
+    inner = settings.pop("metadata", None)
     if inner is not None and not isinstance(inner, dict):
         raise HooklineError(f"metadata must be a JSON object, not {inner!r}")
-    metadata = {name: given.pop(name) for name in _METADATA if name in given}
+    metadata = {name: settings.pop(name) for name in _METADATA if name in settings}
     _merge(metadata, inner or {})
     point = metadata.setdefault("hook_name", None)
     if point is not None and not isinstance(point, str):
@@ -190,33 +190,33 @@ def _cast(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def checked_weights(
-    found: dict[str, Tensor], cfg: SAEConfig, *, is_scaled: bool = False, file: str = WEIGHTS
+    tensors: dict[str, Tensor], cfg: SAEConfig, *, is_scaled: bool = False, file: str = WEIGHTS
 ) -> dict[str, Tensor]:
     """The weights in a file, by today's names.
 
     A factor that scales features before decoding is folded into their directions.
     """
-    for name, x in found.items():
+    for name, x in tensors.items():
         if x.dtype not in DTYPES.values():
             raise HooklineError(f"{name} has dtype {x.dtype}; expected a float dtype")
         _check_finite(name, x)
-    if "log_threshold" in found and "threshold" not in found:
-        found["threshold"] = found.pop("log_threshold").exp()
-    scales = [found.pop(name) for name in _SCALES if name in found]
+    if "log_threshold" in tensors and "threshold" not in tensors:
+        tensors["threshold"] = tensors.pop("log_threshold").exp()
+    scales = [tensors.pop(name) for name in _SCALES if name in tensors]
     if len(scales) > 1:
         raise HooklineError(f"{file} has both {' and '.join(_SCALES)}: remove one of them")
-    shapes, wanted = {name: tuple(x.shape) for name, x in found.items()}, shapes_of(cfg)
+    shapes, expected_shapes = {name: tuple(x.shape) for name, x in tensors.items()}, shapes_of(cfg)
     if scales:
-        shapes[_SCALES[0]], wanted[_SCALES[0]] = tuple(scales[0].shape), (cfg.d_sae,)
-    if shapes != wanted:
+        shapes[_SCALES[0]], expected_shapes[_SCALES[0]] = tuple(scales[0].shape), (cfg.d_sae,)
+    if shapes != expected_shapes:
         raise HooklineError(
             f"{file} has the tensors {_listed(shapes)}; a {cfg.architecture!r} autoencoder with d_in={cfg.d_in} and "
-            f"d_sae={cfg.d_sae} has {_listed(wanted)}"
+            f"d_sae={cfg.d_sae} has {_listed(expected_shapes)}"
         )
     if is_scaled != bool(scales) and not (scales and bool((scales[0] == 1).all())):
         has = "there is one that is not 1" if scales else "there is none"
         raise HooklineError(f"{CONFIG} has finetuning_scaling_factor={is_scaled}, but {has}")
-    return found | {"W_dec": found["W_dec"] * scales[0][:, None]} if scales else found
+    return tensors | {"W_dec": tensors["W_dec"] * scales[0][:, None]} if scales else tensors
 
 
 def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -94,17 +94,17 @@ class Splice(Controller):
         if output is None:
             raise HooklineError("to splice an autoencoder in at an input, name the point: 'layer.input'")
         x = self.sae.flattened(output, self.point)
-        found = self.sae.encode(x)
-        features = self._edited(found)
+        original_features = self.sae.encode(x)
+        features = self._edited(original_features)
         if self.keep_features:
             self.features = features
-        if self.keep_error and features is found and not torch.is_grad_enabled():
+        if self.keep_error and features is original_features and not torch.is_grad_enabled():
             return None
         new = self.sae.decode(features, x)
         is_kept = None if self.keep_error else self._outlying(x)
         if self.keep_error or is_kept is not None:
             # Not new + (x - seen): that would be x only within rounding where nothing is edited.
-            seen = new if features is found else self.sae.decode(found, x)
+            seen = new if features is original_features else self.sae.decode(original_features, x)
             with_error = x.detach() + (new - seen.detach())
             new = with_error if is_kept is None else torch.where(is_kept[..., None], with_error, new)
         return new.view(output.shape)
@@ -129,9 +129,9 @@ class Splice(Controller):
 
     def _edited(self, features: Tensor) -> Tensor:
         for edit, call in zip(self.edits, self._calls, strict=True):
-            given = features.clone()
-            result = call(given, self.point)
-            new = given if result is None else result
+            clone = features.clone()
+            result = call(clone, self.point)
+            new = clone if result is None else result
             if not isinstance(new, Tensor) or new.shape != features.shape:
                 what = f"the shape {list(new.shape)}" if isinstance(new, Tensor) else a_type(new)
                 raise HooklineError(

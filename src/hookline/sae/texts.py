@@ -18,10 +18,10 @@ from hookline.store import Rows
 
 def point_of(sae: SparseAutoencoder, point: str | None) -> str:
     """The point, by default where the autoencoder was trained."""
-    found = point if point is not None else sae.cfg.hook_name
-    if found is None:
+    name = point if point is not None else sae.cfg.hook_name
+    if name is None:
         raise HooklineError("the autoencoder has no hook_name: pass the point")
-    return found
+    return name
 
 
 def text_batches(
@@ -36,8 +36,8 @@ def text_batches(
         raise HooklineError("texts must be a list of texts, not a single text")
     check_count("batch_size", batch_size)
     numbered = ((number, text) for number, text in enumerate(texts) if text != "")
-    while some := list(islice(numbered, batch_size)):
-        ids, mask = model._text.encode([text for _, text in some], padding_side="right")
+    while batch := list(islice(numbered, batch_size)):
+        ids, mask = model._text.encode([text for _, text in batch], padding_side="right")
         ids, mask = ids.to(model._device), mask.to(model._device)
         cache = model.cache(ids, attention_mask=mask, names_filter=point)
         if len(cache) != 1:
@@ -45,5 +45,5 @@ def text_batches(
         (x,) = cache.values()
         x, real = sae.flattened(x, model.point(point))[mask.bool()], mask.bool().cpu()
         row, position = real.nonzero(as_tuple=True)
-        example = torch.tensor([number for number, _ in some])[row]
+        example = torch.tensor([number for number, _ in batch])[row]
         yield Rows(example, position, ids.cpu()[real], {point: x}), ids, mask

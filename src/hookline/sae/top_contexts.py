@@ -38,7 +38,7 @@ class Contexts(list[Context]):
     """The contexts of a feature, the most active first; prints as a table."""
 
     def _rows(self) -> list[list[str]]:
-        return [[f"{each.activation:8.3f}", repr(each.token), each.text] for each in self]
+        return [[f"{context.activation:8.3f}", repr(context.token), context.text] for context in self]
 
     def __repr__(self) -> str:
         return table(self._rows())
@@ -81,10 +81,10 @@ class Profile:
 
         Both are computed over the contexts of the profile. Sorted by activation at the token times that fraction.
         """
-        wanted = self._token(token)
-        there = (self.activation * (self.token == wanted)).sum(1)
-        share = there / self.activation.sum(1).clamp_min(1e-30)
-        best = [row for row in (there * share).argsort(descending=True).tolist() if there[row] > 0]
+        token_id = self._token(token)
+        at_token = (self.activation * (self.token == token_id)).sum(1)
+        share = at_token / self.activation.sum(1).clamp_min(1e-30)
+        best = [row for row in (at_token * share).argsort(descending=True).tolist() if at_token[row] > 0]
         return [(self.features[row], float(share[row])) for row in best[:k]]
 
     def _token(self, token: str | int) -> int:
@@ -92,16 +92,16 @@ class Profile:
         if isinstance(token, int):
             self.model._text.check_ids(torch.tensor([token]))
             return token
-        wanted = self.model.to_single_token(token)
-        if self._has(wanted) or token.startswith(" "):
-            return wanted
+        token_id = self.model.to_single_token(token)
+        if self._has(token_id) or token.startswith(" "):
+            return token_id
         spaced = self.model.to_tokens(f" {token}", prepend_bos=False)[0].tolist()
         if len(spaced) == 1 and self._has(spaced[0]):
             raise HooklineError(
                 f"no feature is active at {token!r}, but some are at {f' {token}'!r}: inside a text, the token of a "
                 f"word includes the space before it"
             )
-        return wanted
+        return token_id
 
     def _has(self, token: int) -> bool:
         return bool(((self.activation > 0) & (self.token == token)).any())
@@ -109,12 +109,12 @@ class Profile:
     def _context(self, row: int, place: int) -> Context:
         example, position = int(self.example[row, place]), int(self.position[row, place])
         tokens, positions = self.tokens_of(example)
-        here = int((positions == position).nonzero()[0])
+        index = int((positions == position).nonzero()[0])
         words = self.model.to_str_tokens(tokens)
-        first, stop = max(0, here - _WINDOW), here + _WINDOW // 2 + 1
-        text = "".join([*words[first:here], "«", words[here], "»", *words[here + 1 : stop]])
+        first, stop = max(0, index - _WINDOW), index + _WINDOW // 2 + 1
+        text = "".join([*words[first:index], "«", words[index], "»", *words[index + 1 : stop]])
         whole = ("…" if first else "") + text + ("…" if stop < len(words) else "")
-        return Context(float(self.activation[row, place]), words[here], whole.replace("\n", "⏎"), example, position)
+        return Context(float(self.activation[row, place]), words[index], whole.replace("\n", "⏎"), example, position)
 
     def __repr__(self) -> str:
         active = int((self.density > 0).sum())
@@ -177,9 +177,9 @@ def profile(
         batches = (rows for rows, _, _ in text_batches(sae, model, texts, where, batch_size))
     for rows in batches:
         x = rows[where].flatten(1).to(sae.device)
-        kept = ~outlying(row_norms(x), outliers)[0]
-        found = sae.encode(x[kept])
-        best.update(found if features is None else found[:, chosen], rows, kept.cpu())
+        is_ordinary = ~outlying(row_norms(x), outliers)[0]
+        encoded = sae.encode(x[is_ordinary])
+        best.update(encoded if features is None else encoded[:, chosen], rows, is_ordinary.cpu())
         if store is None:  # keep the tokens of texts that appear in a context
             tokens |= {number: rows.token[rows.example == number] for number in rows.example.unique().tolist()}
             tokens = {number: tokens[number] for number in best.examples() if number in tokens}
@@ -206,16 +206,16 @@ class _Best:
         self.activation = torch.zeros(features, k)
         self.places = torch.full((3, features, k), -1)
 
-    def update(self, found: Float[Tensor, "kept feature"], rows: Rows, kept: Bool[Tensor, " row"]) -> None:
+    def update(self, features: Float[Tensor, "kept feature"], rows: Rows, mask: Bool[Tensor, " row"]) -> None:
         """Add the features of those rows that are kept."""
-        self.rows += len(found)
-        self.active += (found > 0).sum(0).double().cpu()
-        values, index = found.T.float().topk(min(self.k, len(found)), dim=1)
-        places = torch.stack([each.long()[kept] for each in (rows.token, rows.example, rows.position)])
+        self.rows += len(features)
+        self.active += (features > 0).sum(0).double().cpu()
+        values, index = features.T.float().topk(min(self.k, len(features)), dim=1)
+        places = torch.stack([column.long()[mask] for column in (rows.token, rows.example, rows.position)])
         activation = torch.cat([self.activation, values.cpu()], 1)
         candidates = torch.cat([self.places, places[:, index.cpu()]], 2)
-        self.activation, kept = activation.topk(self.k, dim=1)
-        self.places = candidates.gather(2, kept.expand(3, -1, -1))
+        self.activation, order = activation.topk(self.k, dim=1)
+        self.places = candidates.gather(2, order.expand(3, -1, -1))
 
     def examples(self) -> list[int]:
         """The examples that appear; -1 for places that are still free."""

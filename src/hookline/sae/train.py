@@ -47,7 +47,7 @@ class Training:
         return self.history[-1]
 
     def __repr__(self) -> str:
-        head = [each.name for each in fields(Metrics)]
+        head = [metric.name for metric in fields(Metrics)]
         last = len(self.history) - 1
         shown = sorted({round(last * i / 9) for i in range(10)})  # evenly spaced, with the last
         rows = [[f"{getattr(self.history[i], name):.4g}" for name in head] for i in shown]
@@ -112,9 +112,9 @@ def train(
 
     `device` is where it is trained: by default where a tensor of activations is, and the CPU for a store.
     """
-    given = {"l1": l1, "l0": l0, "k": k, "levels": levels}
+    kind_options = {"l1": l1, "l0": l0, "k": k, "levels": levels}
     schedule = (steps, lr, warm_up, decay, l1_warm_up, resample_every, log_every, seed)
-    plan = _plan(kind, d_sae, given, *schedule)
+    plan = _plan(kind, d_sae, kind_options, *schedule)
     where = torch.device(device or (data.device if isinstance(data, Tensor) else "cpu"))
     source, file = source_of(data, point, batch_size, seed), _checkpoint(checkpoint, checkpoint_every, steps)
     with torch.inference_mode(False), torch.enable_grad():  # whatever it is called in: training needs gradients
@@ -143,13 +143,13 @@ def train_many(
     Each is the one that `train` gives at that point, with the same options. `checkpoint` is a folder, with a file for
     each point.
     """
-    known = {"l1": None, "l0": None, "k": None, "levels": None}
-    unknown = {*options} - {*known, *_SCHEDULE, "kind", "batch_size"}
+    kind_defaults = {"l1": None, "l0": None, "k": None, "levels": None}
+    unknown = {*options} - {*kind_defaults, *_SCHEDULE, "kind", "batch_size"}
     if unknown:
         raise HooklineError(f"train_many has no option {', '.join(sorted(unknown))}: it has those of train")
     schedule = _SCHEDULE | {name: options[name] for name in _SCHEDULE if name in options}
-    given = {name: options.get(name) for name in known}
-    plan = _plan(options.get("kind", "l1"), d_sae, given, *schedule.values())
+    kind_options = {name: options.get(name) for name in kind_defaults}
+    plan = _plan(options.get("kind", "l1"), d_sae, kind_options, *schedule.values())
     sources, epoch = joint_source(data, points, options.get("batch_size"), plan.seed)
     trainers = {}
     with torch.inference_mode(False), torch.enable_grad():
@@ -170,7 +170,7 @@ _SCHEDULE: dict[str, Any] = {
 def _plan(
     kind: Any,
     d_sae: int,
-    given: Mapping[str, Any],
+    kind_options: Mapping[str, Any],
     steps: int,
     lr: float,
     warm_up: float,
@@ -182,12 +182,12 @@ def _plan(
 ) -> TrainingPlan:
     if kind not in KINDS:
         raise HooklineError(f"kind must be one of {', '.join(map(repr, KINDS))}, not {kind!r}")
-    for name, value in given.items():
+    for name, value in kind_options.items():
         if value is not None and name not in KINDS[kind].options:
             raise HooklineError(
                 f'{name} does not apply to kind="{kind}", which has {" and ".join(KINDS[kind].options)}'
             )
-    l1, l0, k = (default if given[name] is None else given[name] for name, default in _DEFAULTS)
+    l1, l0, k = (default if kind_options[name] is None else kind_options[name] for name, default in _DEFAULTS)
     for name, count in (("d_sae", d_sae), ("steps", steps), ("k", k)):
         check_count(name, count)
     resampling = max(1, steps // 8) if resample_every is None else resample_every
@@ -195,7 +195,7 @@ def _plan(
     levels: tuple[int, ...] = ()
     if kind == "matryoshka":
         halves = sorted({max(1, d_sae // part) for part in (8, 4, 2, 1)})
-        levels = tuple(halves if given["levels"] is None else checked_levels(given["levels"]))
+        levels = tuple(halves if kind_options["levels"] is None else checked_levels(kind_options["levels"]))
     if "k" in KINDS[kind].options and k > d_sae:
         raise HooklineError(f'kind="{kind}" needs k from 1 to d_sae ({d_sae}), not {k!r}')
     return TrainingPlan(
@@ -289,9 +289,9 @@ class Trainer:
 
     def _ordinary(self, x: Tensor) -> Tensor:
         """The rows of a batch that are not outlying."""
-        is_out, found = outlying(row_norms(x), self.outliers)
-        self.outlying += found
-        return x[~is_out] if found.count else x
+        is_out, summary = outlying(row_norms(x), self.outliers)
+        self.outlying += summary
+        return x[~is_out] if summary.count else x
 
     @torch.no_grad()
     def _begin(self, x: Tensor) -> None:
@@ -347,9 +347,9 @@ class Trainer:
     def _unscale(self) -> None:
         """Fold the scale into the weights: the encoder is homogeneous, so only biases and thresholds change."""
         self._normalize()  # Ctrl-C may have interrupted a step
-        for name, each in self.sae.named_parameters():
-            if each.ndim == 1 and name != "r_mag":  # a factor
-                each.div_(self.scale)
+        for name, parameter in self.sae.named_parameters():
+            if parameter.ndim == 1 and name != "r_mag":  # a factor
+                parameter.div_(self.scale)
 
 
 class _Run:
@@ -372,7 +372,7 @@ class _Run:
                 if not all(trainer.steps for trainer in self.trainers.values()):
                     raise
                 is_interrupted = True
-        files = [each.checkpoint for each in self.trainers.values() if each.checkpoint is not None]
+        files = [trainer.checkpoint for trainer in self.trainers.values() if trainer.checkpoint is not None]
         for file in files if not is_interrupted else ():
             file.check_seen()
         if not first.is_done and not is_interrupted:
@@ -380,11 +380,11 @@ class _Run:
                 f"the batches ended after {first.steps} of {total} steps, so the learning rate did not "
                 f"decay: set steps to the number of batches",
             )
-        return {name: each.finished(is_interrupted=is_interrupted) for name, each in self.trainers.items()}
+        return {name: trainer.finished(is_interrupted=is_interrupted) for name, trainer in self.trainers.items()}
 
     def _run(self, repeats: bool, bar: Any) -> None:
         places = [trainer.place for trainer in self.trainers.values()]
-        start = min((each for each in places if each is not None), default=None) if None not in places else None
+        start = min((place for place in places if place is not None), default=None) if None not in places else None
         for place, batch in placed_batches(self.epoch, repeats=repeats, start=start):
             for name, trainer in self.trainers.items():
                 trainer.feed(batch[name], place)

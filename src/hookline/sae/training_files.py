@@ -52,7 +52,7 @@ class TrainingFile:
             "resampled": trainer.resampled,
             "place": trainer.place,
             "batch": _sum(batch),
-            "history": [asdict(each) for each in trainer.history],
+            "history": [asdict(metrics) for metrics in trainer.history],
             "outlying": {name: x for name, x in asdict(trainer.outlying).items() if name != "rows"},
         }
         make_folder(self.path.parent, "a checkpoint")
@@ -86,10 +86,12 @@ class TrainingFile:
         )
 
     def _check(self, trainer: Trainer, content: dict[str, Any]) -> None:
-        here = json.loads(json.dumps({**asdict(trainer.plan), **_source(trainer)}))
-        there = {**content["plan"], **content["source"]}
-        other = [f"{name} is {here[name]!r} here, but {there.get(name)!r} there" for name in here]
-        different = [each for each, name in zip(other, here, strict=True) if here[name] != there.get(name)]
+        current = json.loads(json.dumps({**asdict(trainer.plan), **_source(trainer)}))
+        stored = {**content["plan"], **content["source"]}
+        other = [f"{name} is {current[name]!r} here, but {stored.get(name)!r} there" for name in current]
+        different = [
+            difference for difference, name in zip(other, current, strict=True) if current[name] != stored.get(name)
+        ]
         if different:
             raise HooklineError(f"{self.path} belongs to another training: {'; '.join(different)}")
 
@@ -108,14 +110,14 @@ def _put(trainer: Trainer, tensors: dict[str, Tensor], content: dict[str, Any]) 
     """Set the state of a trainer."""
     for name, parameter in trainer.sae.named_parameters():
         parameter.copy_(tensors[f"sae.{name}"])
-        found = {moment: tensors[key] for moment in _MOMENTS if (key := f"adam.{moment}.{name}") in tensors}
-        if found:
-            moved = {moment: x if moment == "step" else x.to(parameter.device) for moment, x in found.items()}
+        moments = {moment: tensors[key] for moment in _MOMENTS if (key := f"adam.{moment}.{name}") in tensors}
+        if moments:
+            moved = {moment: x if moment == "step" else x.to(parameter.device) for moment, x in moments.items()}
             trainer.optimizer.state[parameter] = moved
     trainer.random.set_state(tensors["random"])
     trainer.dead_features.steps.copy_(tensors["dead"])
     trainer.sums.copy_(tensors["sums"])
     trainer.steps, trainer.resampled = content["steps"], content["resampled"]
     trainer.scale, trainer.place = float.fromhex(content["scale"]), tuple(content["place"])
-    trainer.history = [Metrics(**each) for each in content["history"]]
+    trainer.history = [Metrics(**metrics) for metrics in content["history"]]
     trainer.outlying = Outlying(**content["outlying"])

@@ -24,11 +24,11 @@ _VALID: dict[str, _Check] = {
 }
 
 
-def checked_levels(given: Any) -> Sequence[int]:
+def checked_levels(levels: Any) -> Sequence[int]:
     """The levels of a matryoshka, if they are a list."""
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise HooklineError(f"levels must be a list of numbers of features, such as [64, 256], not {given!r}")
-    return given
+    if not isinstance(levels, Sequence) or isinstance(levels, str) or not levels:
+        raise HooklineError(f"levels must be a list of numbers of features, such as [64, 256], not {levels!r}")
+    return levels
 
 
 @dataclass(frozen=True)

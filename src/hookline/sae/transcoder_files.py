@@ -68,25 +68,25 @@ def folder_of(path: str | Path, revision: str | None = None) -> Path:
     repository, within = f"{owner}/{name}", "/".join([*inner, ""])
     folder = downloaded(repository, [f"{within}{CONFIG}", f"{within}*{SAELENS_CONFIG}"], revision) / within
     if not (folder / CONFIG).is_file():
-        wanted = _saelens_weights(folder, str(path))
+        patterns = _saelens_weights(folder, str(path))
     elif "transcoders" in (_config(folder) or {}):
         return folder  # its files are in other repositories
     else:
-        wanted = ["layer_*.safetensors", "W_*.safetensors"]
-    return downloaded(repository, [within + each for each in wanted], revision) / within
+        patterns = ["layer_*.safetensors", "W_*.safetensors"]
+    return downloaded(repository, [within + pattern for pattern in patterns], revision) / within
 
 
 def _saelens_weights(folder: Path, path: str) -> list[str]:
     """The files of weights that belong to the configs of a folder in SAELens's format."""
     configs = [*folder.glob(SAELENS_CONFIG), *folder.glob(f"*/{SAELENS_CONFIG}")]
-    kinds = {str(read_json(each).get("architecture")) for each in configs}
+    kinds = {str(read_json(config).get("architecture")) for config in configs}
     if not kinds & _ARCHITECTURES.keys():
         raise HooklineError(
             f"{path!r} has no transcoders: expected {CONFIG} (circuit-tracer), or {SAELENS_CONFIG} with one of the "
             f"architectures {', '.join(_ARCHITECTURES)} (SAELens), but there is "
             f"{', '.join(sorted(kinds)) or 'no such file, or only in deeper folders'}"
         )
-    return [(each.parent / SAELENS_WEIGHTS).relative_to(folder).as_posix() for each in configs]
+    return [(config.parent / SAELENS_WEIGHTS).relative_to(folder).as_posix() for config in configs]
 
 
 def _config(folder: Path) -> Any:
@@ -98,9 +98,9 @@ def write_transcoders(folder: Path, transcoders: Sequence[Transcoder], origin: T
     """Write a folder in one of the formats; each file whole or not at all."""
     if format not in ("circuit-tracer", "saelens"):
         raise HooklineError(f'format is "circuit-tracer" or "saelens", got {format!r}')
-    for each in transcoders:
-        for name, x in each.named_parameters():
-            _check(x, f"the transcoders cannot be saved to {folder}: {name} of layer {each.layer}")
+    for transcoder in transcoders:
+        for name, x in transcoder.named_parameters():
+            _check(x, f"the transcoders cannot be saved to {folder}: {name} of layer {transcoder.layer}")
     make_folder(folder, "transcoders")
     if format == "saelens":
         _write_saelens(folder, transcoders, origin)
@@ -121,15 +121,15 @@ def _read_circuit_tracer(folder: Path, check: bool) -> tuple[Found, dict[str, An
     if "transcoders" in config:
         return _listed(config["transcoders"], folder, is_cross, check), _origin(config)
     layers = _layers(folder, "W_enc_{}" if is_cross else "layer_{}")
-    found: Found = []
+    arguments: Found = []
     for layer in layers:
         names = [f"W_enc_{layer}", f"W_dec_{layer}"] if is_cross else [f"layer_{layer}"]
-        given: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name in names:
-            given |= _tensors(folder / f"{name}.safetensors", check)
-        weights = {name.removesuffix(f"_{layer}") if is_cross else name: x for name, x in given.items()}
-        found.append((layer, _as_ours(weights), {"writes": range(layer, len(layers))} if is_cross else {}))
-    return found, _origin(config)
+            tensors |= _tensors(folder / f"{name}.safetensors", check)
+        weights = {name.removesuffix(f"_{layer}") if is_cross else name: x for name, x in tensors.items()}
+        arguments.append((layer, _as_ours(weights), {"writes": range(layer, len(layers))} if is_cross else {}))
+    return arguments, _origin(config)
 
 
 def _as_ours(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -146,7 +146,7 @@ def _listed(paths: Sequence[str], folder: Path, is_cross: bool, check: bool) -> 
     """The transcoders of files that a config lists by layer: hf://owner/name/file?revision=…, or in its folder."""
     if is_cross:
         raise HooklineError(f"{folder / CONFIG} lists the files of a {_CROSS}, which is not supported")
-    found: Found = []
+    arguments: Found = []
     for layer, path in enumerate(paths):
         if path.startswith("hf://"):
             owner, name, inner = path.removeprefix("hf://").split("/", 2)
@@ -160,8 +160,8 @@ def _listed(paths: Sequence[str], folder: Path, is_cross: bool, check: bool) -> 
             weights = {name: _check(x, f"{name} in {file}") for name, x in read_arrays(file).items()}
         else:
             weights = _as_ours(_tensors(file, check))
-        found.append((layer, weights, {}))
-    return found
+        arguments.append((layer, weights, {}))
+    return arguments
 
 
 def _origin(config: dict[str, Any]) -> dict[str, Any]:
@@ -178,39 +178,39 @@ def _origin(config: dict[str, Any]) -> dict[str, Any]:
 def _layers(folder: Path, pattern: str) -> list[int]:
     """The layers that there are files of; raises if one is missing in between."""
     form = re.compile(pattern.format(r"(\d+)") + r"\.safetensors")
-    found = sorted(int(match[1]) for path in folder.iterdir() if (match := form.fullmatch(path.name)))
-    if not found or found != list(range(len(found))):
-        wanted = f"{pattern.format(0)}.safetensors"
-        raise HooklineError(f"{folder} needs a file for every layer, {wanted} and so on, but has those of {found}")
-    return found
+    layers = sorted(int(match[1]) for path in folder.iterdir() if (match := form.fullmatch(path.name)))
+    if not layers or layers != list(range(len(layers))):
+        first_file = f"{pattern.format(0)}.safetensors"
+        raise HooklineError(f"{folder} needs a file for every layer, {first_file} and so on, but has those of {layers}")
+    return layers
 
 
 def _write_circuit_tracer(folder: Path, transcoders: Sequence[Transcoder], origin: TranscoderOrigin) -> None:
-    layers = [each.layer for each in transcoders]
+    layers = [transcoder.layer for transcoder in transcoders]
     if layers != list(range(len(layers))):
         raise HooklineError(
             f"circuit-tracer's format needs a transcoder for every layer from 0 on, but there are {layers}: use "
             f'format="saelens"'
         )
-    is_cross = any(each.writes != (each.layer,) for each in transcoders)
-    for each in transcoders:
-        weights = {name: x.detach() for name, x in each.named_parameters()}
+    is_cross = any(transcoder.writes != (transcoder.layer,) for transcoder in transcoders)
+    for transcoder in transcoders:
+        weights = {name: x.detach() for name, x in transcoder.named_parameters()}
         weights["W_enc"] = weights["W_enc"].T
         if not is_cross:
             weights["W_dec"] = weights["W_dec"][:, 0]
             if "threshold" in weights:
                 weights[_THRESHOLD] = weights.pop("threshold")
-            write_tensors(folder / f"layer_{each.layer}.safetensors", _KIND, weights, {})
+            write_tensors(folder / f"layer_{transcoder.layer}.safetensors", _KIND, weights, {})
             continue
-        if each.writes != tuple(range(each.layer, len(layers))) or each.W_skip is not None:
+        if transcoder.writes != tuple(range(transcoder.layer, len(layers))) or transcoder.W_skip is not None:
             raise HooklineError(
                 "circuit-tracer's cross-layer format has features that write to their own and all later layers, "
                 "without skip connections"
             )
-        decoder = {f"W_dec_{each.layer}": weights.pop("W_dec")}
-        encoder = {f"{name}_{each.layer}": x for name, x in weights.items()}
-        write_tensors(folder / f"W_enc_{each.layer}.safetensors", _KIND, encoder, {})
-        write_tensors(folder / f"W_dec_{each.layer}.safetensors", _KIND, decoder, {})
+        decoder = {f"W_dec_{transcoder.layer}": weights.pop("W_dec")}
+        encoder = {f"{name}_{transcoder.layer}": x for name, x in weights.items()}
+        write_tensors(folder / f"W_enc_{transcoder.layer}.safetensors", _KIND, encoder, {})
+        write_tensors(folder / f"W_dec_{transcoder.layer}.safetensors", _KIND, decoder, {})
     config = {
         **origin.extra,
         "model_kind": _CROSS if is_cross else _SET,
@@ -223,7 +223,7 @@ def _write_circuit_tracer(folder: Path, transcoders: Sequence[Transcoder], origi
 
 
 def _read_saelens(folders: Sequence[Path], check: bool) -> tuple[Found, dict[str, Any]]:
-    found: Found = []
+    arguments: Found = []
     origins: list[dict[str, Any]] = []
     for folder in folders:
         config = read_json(folder / SAELENS_CONFIG)
@@ -246,38 +246,40 @@ def _read_saelens(folders: Sequence[Path], check: bool) -> tuple[Found, dict[str
             )
         about = metadata.get("model_name") or config.get("model_name"), metadata.get("hookline_weights")
         origins.append(dict(zip(_FIELDS, (places[0][2], places[1][2], *about), strict=True)))
-        found.append((int(places[0][1]), weights, {}))
-    if any(each != origins[0] for each in origins):
+        arguments.append((int(places[0][1]), weights, {}))
+    if any(origin != origins[0] for origin in origins):
         raise HooklineError(f"the transcoders in {folders[0].parent} are of different models or points: {origins}")
-    if len({layer for layer, _, _ in found}) != len(found):
-        raise HooklineError(f"{folders[0].parent} has two transcoders of one layer: {[layer for layer, _, _ in found]}")
-    return found, origins[0]
+    if len({layer for layer, _, _ in arguments}) != len(arguments):
+        raise HooklineError(
+            f"{folders[0].parent} has two transcoders of one layer: {[layer for layer, _, _ in arguments]}"
+        )
+    return arguments, origins[0]
 
 
 _FIELDS = ("reads", "writes", "model_name", "weights")
 
 
 def _write_saelens(folder: Path, transcoders: Sequence[Transcoder], origin: TranscoderOrigin) -> None:
-    for each in transcoders:
-        if each.writes != (each.layer,):
+    for transcoder in transcoders:
+        if transcoder.writes != (transcoder.layer,):
             raise HooklineError('SAELens has no cross-layer transcoders: use format="circuit-tracer"')
-        weights = {name: x.detach() for name, x in each.named_parameters()}
+        weights = {name: x.detach() for name, x in transcoder.named_parameters()}
         weights["W_dec"] = weights["W_dec"][:, 0]
-        has = each.threshold is not None, each.W_skip is not None
+        has = transcoder.threshold is not None, transcoder.W_skip is not None
         config = {
             "architecture": next(name for name, parts in _ARCHITECTURES.items() if parts == has),
-            **{"d_in": each.d_in, "d_sae": each.d_sae, "d_out": each.d_out},
-            **{"dtype": str(each.W_enc.dtype).removeprefix("torch."), "device": "cpu"},
+            **{"d_in": transcoder.d_in, "d_sae": transcoder.d_sae, "d_out": transcoder.d_out},
+            **{"dtype": str(transcoder.W_enc.dtype).removeprefix("torch."), "device": "cpu"},
             **{"apply_b_dec_to_input": False, "normalize_activations": "none", "reshape_activations": "none"},
             "metadata": {
                 "sae_lens_version": "6.0.0",
                 "model_name": origin.model_name,
-                "hook_name": f"blocks.{each.layer}.{origin.reads}",
-                "hook_name_out": f"blocks.{each.layer}.{origin.writes}",
+                "hook_name": f"blocks.{transcoder.layer}.{origin.reads}",
+                "hook_name_out": f"blocks.{transcoder.layer}.{origin.writes}",
                 **({"hookline_weights": origin.weights} if origin.weights else {}),
             },
         }
-        inner = folder / f"layer_{each.layer}"
+        inner = folder / f"layer_{transcoder.layer}"
         make_folder(inner, "transcoders")
         write_tensors(inner / SAELENS_WEIGHTS, _KIND, weights, {})
         write_bytes(inner / SAELENS_CONFIG, json.dumps(config, indent=1).encode(), "the transcoders")
@@ -286,8 +288,8 @@ def _write_saelens(folder: Path, transcoders: Sequence[Transcoder], origin: Tran
 def _tensors(path: Path, check: bool) -> dict[str, Tensor]:
     if not path.exists():
         raise HooklineError(f"{path} is missing")
-    found, _ = read_tensors(path, _KIND, called="a transcoder's weights", writer=None, check=check)
-    return {name: _check(x, f"{name} in {path}") for name, x in found.items()}
+    tensors, _ = read_tensors(path, _KIND, called="a transcoder's weights", writer=None, check=check)
+    return {name: _check(x, f"{name} in {path}") for name, x in tensors.items()}
 
 
 def _check(x: Tensor, what: str) -> Tensor:

@@ -37,7 +37,7 @@ class TranscoderTraining:
     """The fraction of the variance of each layer's MLP output that is explained, in the last steps."""
 
     def __repr__(self) -> str:
-        head = [each.name for each in fields(Metrics)]
+        head = [metric.name for metric in fields(Metrics)]
         last = len(self.history) - 1
         shown = sorted({round(last * i / 9) for i in range(10)})
         rows = [[f"{getattr(self.history[i], name):.4g}" for name in head] for i in shown]
@@ -98,20 +98,20 @@ def train_transcoders(
 def _points(store: Store, layers: Sequence[int] | None, reads: str, writes: str) -> dict[int, tuple[str, str]]:
     """The names of the two points of each layer."""
     pattern = re.compile(rf"blocks\.(\d+)\.({re.escape(reads)}|{re.escape(writes)})")
-    found: dict[int, dict[str, str]] = {}
+    names_by_layer: dict[int, dict[str, str]] = {}
     for name in store.points:
         if match := pattern.fullmatch(name):
-            found.setdefault(int(match[1]), {})[match[2]] = name
-    whole = sorted(layer for layer, names in found.items() if len(names) == 2)
-    wanted = whole if layers is None else sorted(set(layers))
-    missing = [layer for layer in wanted if layer not in whole]
-    if missing or not wanted:
+            names_by_layer.setdefault(int(match[1]), {})[match[2]] = name
+    whole = sorted(layer for layer, names in names_by_layer.items() if len(names) == 2)
+    requested = whole if layers is None else sorted(set(layers))
+    missing = [layer for layer in requested if layer not in whole]
+    if missing or not requested:
         raise HooklineError(
             f"the store has both {reads} and {writes} of layers {whole}"
             + (f", but not of {missing}" if missing else "")
             + f": harvest(model, texts, ['blocks.*.{reads}', 'blocks.*.{writes}'], …)"
         )
-    return {layer: (found[layer][reads], found[layer][writes]) for layer in wanted}
+    return {layer: (names_by_layer[layer][reads], names_by_layer[layer][writes]) for layer in requested}
 
 
 def _batches(
@@ -124,10 +124,10 @@ def _batches(
         is_empty = True
         for rows in store.batches(size, points, shuffle=True, seed=seed, epoch=epoch):
             x = {name: rows[name].float().to(device) for name in points}
-            is_out = torch.stack([outlying(row_norms(each), outliers)[0] for each in x.values()]).any(0)
+            is_out = torch.stack([outlying(row_norms(activations), outliers)[0] for activations in x.values()]).any(0)
             if not bool(is_out.all()):
                 is_empty = False
-                yield {name: each[~is_out] for name, each in x.items()}
+                yield {name: activations[~is_out] for name, activations in x.items()}
         if is_empty:
             raise HooklineError("the store has no rows to train on")
         epoch += 1
@@ -159,11 +159,11 @@ class _Trainer:
     @torch.no_grad()
     def _begin(self, x: Mapping[str, Tensor]) -> None:
         self.scales = {}
-        for name, each in x.items():
-            norm = float(each.norm(dim=1).mean())
+        for name, activations in x.items():
+            norm = float(activations.norm(dim=1).mean())
             if not math.isfinite(norm) or not norm:
-                raise HooklineError(f"the mean norm of the activations at {name!r} is {norm}{bad_rows(each)}")
-            self.scales[name] = each.shape[1] ** 0.5 / norm
+                raise HooklineError(f"the mean norm of the activations at {name!r} is {norm}{bad_rows(activations)}")
+            self.scales[name] = activations.shape[1] ** 0.5 / norm
         random = torch.Generator().manual_seed(self.plan.seed)
         layers = list(self.names)
         made = []
@@ -182,15 +182,15 @@ class _Trainer:
     def _step(self, x: Mapping[str, Tensor], step: int) -> None:
         inputs = {layer: x[into] * self.scales[into] for layer, (into, _) in self.names.items()}
         features, penalty = {}, torch.zeros((), device=self.device)
-        for nth, (layer, given) in enumerate(inputs.items()):
-            features[layer], cost = self._features(nth, layer, given)
+        for nth, (layer, layer_input) in enumerate(inputs.items()):
+            features[layer], cost = self._features(nth, layer, layer_input)
             penalty = penalty + cost
-        found = self.transcoders.outputs(inputs, features)
-        wanted = {layer: x[out] * self.scales[out] for layer, (_, out) in self.names.items()}
-        errors = torch.stack([(found[layer] - y).pow(2).sum() / len(y) for layer, y in wanted.items()])
+        outputs = self.transcoders.outputs(inputs, features)
+        targets = {layer: x[out] * self.scales[out] for layer, (_, out) in self.names.items()}
+        errors = torch.stack([(outputs[layer] - y).pow(2).sum() / len(y) for layer, y in targets.items()])
         loss = errors.sum() + self.plan.l1_coefficient(step) * penalty
         if not bool(loss.isfinite()):
-            bad = [f" at {name!r}{rows}" for name, each in x.items() if (rows := bad_rows(each))]
+            bad = [f" at {name!r}{rows}" for name, activations in x.items() if (rows := bad_rows(activations))]
             raise HooklineError(f"the loss is {loss.item()} at step {step}{(bad or [': lower lr'])[0]}")
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.rate(step)
@@ -198,52 +198,52 @@ class _Trainer:
         loss.backward()
         self.optimizer.step()
         with torch.no_grad():
-            spread = torch.stack([(y - y.mean(0)).pow(2).sum() / len(y) for y in wanted.values()])
-            l0 = torch.stack([(each > 0).sum() / len(each) for each in features.values()])
+            spread = torch.stack([(y - y.mean(0)).pow(2).sum() / len(y) for y in targets.values()])
+            l0 = torch.stack([(layer_features > 0).sum() / len(layer_features) for layer_features in features.values()])
             self.sums.append(torch.stack([errors.detach(), spread, l0, loss.detach().expand_as(l0)]))
-            for layer, each in features.items():
-                self.active[layer] += (each > 0).sum(0)
+            for layer, layer_features in features.items():
+                self.active[layer] += (layer_features > 0).sum(0)
 
     def _features(self, nth: int, layer: int, x: Float[Tensor, "row d"]) -> tuple[Tensor, Tensor]:
         """The active features of a layer in training, and their penalty."""
-        each = self.transcoders[layer]
-        found = each.encode(x)
-        sizes = each.W_dec.norm(dim=(1, 2))
+        transcoder = self.transcoders[layer]
+        features = transcoder.encode(x)
+        sizes = transcoder.W_dec.norm(dim=(1, 2))
         if self.plan.kind == "l1":
-            return found, (found * sizes).sum() / len(x)
+            return features, (features * sizes).sum() / len(x)
         with torch.no_grad():
-            scores = (found * sizes).flatten()
+            scores = (features * sizes).flatten()
             least = scores.topk(min(self.plan.k * len(x), len(scores)), sorted=True).values[-1].clamp(min=1e-8)
             share = 1 / _RECENT if bool(self.threshold[nth]) else 1.0
             self.threshold[nth] += share * (least - self.threshold[nth])
-            mask = (scores >= least).view_as(found)
-        return found * mask, torch.zeros((), device=self.device)
+            mask = (scores >= least).view_as(features)
+        return features * mask, torch.zeros((), device=self.device)
 
     def _log(self, step: int) -> dict[int, float]:
         """Record the metrics since the last record; returns the explained variance of each layer."""
         errors, spread, l0, loss = torch.stack(self.sums).mean(0).cpu()
         explained = 1 - errors / spread
-        dead = sum(float((each == 0).float().mean()) for each in self.active.values()) / len(self.active)
+        dead = sum(float((counts == 0).float().mean()) for counts in self.active.values()) / len(self.active)
         self.history.append(Metrics(step, float(loss[0]), float(l0.mean()), float(explained.mean()), dead))
         self.sums = []
-        for each in self.active.values():
-            each.zero_()
+        for counts in self.active.values():
+            counts.zero_()
         return {layer: float(value) for layer, value in zip(self.names, explained, strict=True)}
 
     @torch.no_grad()
     def _unscaled(self, origin: TranscoderOrigin) -> Transcoders:
         """The transcoders of activations that are not scaled."""
         made = []
-        for nth, each in enumerate(self.transcoders):
-            into, out = self.names[each.layer]
-            scales = torch.tensor([self.scales[self.names[to][1]] for to in each.writes], device=self.device)
+        for nth, transcoder in enumerate(self.transcoders):
+            into, out = self.names[transcoder.layer]
+            scales = torch.tensor([self.scales[self.names[to][1]] for to in transcoder.writes], device=self.device)
             weights: dict[str, Any] = {
-                "W_enc": each.W_enc * self.scales[into],
-                "b_enc": each.b_enc,
-                "W_dec": each.W_dec / scales[:, None],
-                "b_dec": each.b_dec / self.scales[out],
+                "W_enc": transcoder.W_enc * self.scales[into],
+                "b_enc": transcoder.b_enc,
+                "W_dec": transcoder.W_dec / scales[:, None],
+                "b_dec": transcoder.b_dec / self.scales[out],
             }
             if self.plan.kind == "topk":
-                weights["threshold"] = self.threshold[nth] / each.W_dec.norm(dim=(1, 2)).clamp(min=1e-8)
-            made.append(Transcoder(each.layer, weights, writes=each.writes))
+                weights["threshold"] = self.threshold[nth] / transcoder.W_dec.norm(dim=(1, 2)).clamp(min=1e-8)
+            made.append(Transcoder(transcoder.layer, weights, writes=transcoder.writes))
         return Transcoders(made, origin)

@@ -44,27 +44,27 @@ class Transcoder(nn.Module):
         needed = ("W_enc", "b_enc", "W_dec", "b_dec")
         if missing := [name for name in needed if name not in weights or not weights[name].ndim]:
             raise HooklineError(f"the transcoder of layer {layer} has no {' and no '.join(missing)}")
-        given = {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in weights.items()}
-        if given["W_dec"].ndim == 2:
-            given["W_dec"] = given["W_dec"][:, None]
+        tensors = {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in weights.items()}
+        if tensors["W_dec"].ndim == 2:
+            tensors["W_dec"] = tensors["W_dec"][:, None]
         for name in ("W_enc", "b_enc", "W_dec", "b_dec", "threshold", "W_skip"):
-            x = given.pop(name, None)
+            x = tensors.pop(name, None)
             setattr(self, name, None if x is None else nn.Parameter(x))
-        self._check(given)
+        self._check(tensors)
 
     def _check(self, unknown: Mapping[str, Tensor]) -> None:
         if unknown:
             raise HooklineError(f"a transcoder has no weights named {', '.join(unknown)}")
         d_in, d_sae, d_out = self.W_enc.shape[0], self.W_enc.shape[-1], self.W_dec.shape[-1]
-        wanted = {
+        shapes = {
             **{"W_enc": (d_in, d_sae), "b_enc": (d_sae,), "W_dec": (d_sae, len(self.writes), d_out), "b_dec": (d_out,)},
             **{"threshold": (d_sae,), "W_skip": (d_out, d_in)},
         }
         for name, x in self.named_parameters():
-            if tuple(x.shape) != wanted[name]:
+            if tuple(x.shape) != shapes[name]:
                 raise HooklineError(
                     f"{name} of the transcoder of layer {self.layer} has the shape {list(x.shape)}, expected "
-                    f"{list(wanted[name])} for d_in={d_in}, d_sae={d_sae} and writing to {len(self.writes)} layers"
+                    f"{list(shapes[name])} for d_in={d_in}, d_sae={d_sae} and writing to {len(self.writes)} layers"
                 )
         if any(to < self.layer for to in self.writes):
             raise HooklineError(f"features of layer {self.layer} cannot write to earlier layers: {list(self.writes)}")
@@ -152,11 +152,11 @@ class Transcoders(nn.Module):
         super().__init__()
         self.origin = origin or TranscoderOrigin()
         every = list(transcoders)
-        by_layer = {each.layer: each for each in every}
+        by_layer = {transcoder.layer: transcoder for transcoder in every}
         if len(by_layer) < len(every) or not every:
             raise HooklineError("two transcoders are of the same layer" if every else "there are no transcoders")
         self.by_layer = nn.ModuleDict({str(layer): by_layer[layer] for layer in sorted(by_layer)})
-        missing = sorted({to for each in self for to in each.writes} - set(by_layer))
+        missing = sorted({to for transcoder in self for to in transcoder.writes} - set(by_layer))
         if missing:
             raise HooklineError(f"features write to layers {missing}, which have no transcoder of their own")
 
@@ -168,7 +168,7 @@ class Transcoders(nn.Module):
     @property
     def is_cross_layer(self) -> bool:
         """Whether features write to more layers than their own."""
-        return any(each.writes != (each.layer,) for each in self)
+        return any(transcoder.writes != (transcoder.layer,) for transcoder in self)
 
     def __getitem__(self, layer: int) -> Transcoder:
         if str(layer) not in self.by_layer:
@@ -186,21 +186,21 @@ class Transcoders(nn.Module):
 
     def constant(self, layer: int, x: Float[Tensor, "*place d_in"]) -> Float[Tensor, "*place d_out"]:
         """The output of a layer without features: its bias, and its skip connection if there is one."""
-        each = self[layer]
-        bias = each.b_dec.expand(*x.shape[:-1], each.d_out)
-        return bias if each.W_skip is None else bias + each.skip(x).to(bias)
+        transcoder = self[layer]
+        bias = transcoder.b_dec.expand(*x.shape[:-1], transcoder.d_out)
+        return bias if transcoder.W_skip is None else bias + transcoder.skip(x).to(bias)
 
     def outputs(
         self, inputs: Mapping[int, Tensor], features: Mapping[int, Tensor] | None = None
     ) -> dict[int, Float[Tensor, "*place d_out"]]:
         """What they compute in place of the MLPs, given the input of each layer, and features if they are edited."""
-        found = {layer: self.constant(layer, inputs[layer]) for layer in self.layers if layer in inputs}
+        outputs = {layer: self.constant(layer, inputs[layer]) for layer in self.layers if layer in inputs}
         for layer, x in inputs.items():
             active = self[layer].encode(x) if features is None or layer not in features else features[layer]
             for to, part in self[layer].decode(active).items():
-                if to in found:
-                    found[to] = found[to] + part
-        return found
+                if to in outputs:
+                    outputs[to] = outputs[to] + part
+        return outputs
 
     forward = outputs
 
@@ -219,14 +219,14 @@ class Transcoders(nn.Module):
                 f"these transcoders are of layers {self.layers}, but {model.cfg.model_name} has "
                 f"{model.cfg.n_layers} layers: they are of another model"
             )
-        for each in self:
-            if not all(bool(weight.isfinite().all()) for weight in each.state_dict().values()):
-                raise HooklineError(f"the transcoder of layer {each.layer} has weights that are NaN or infinite")
-            for point in self.points(model, each.layer):
+        for transcoder in self:
+            if not all(bool(weight.isfinite().all()) for weight in transcoder.state_dict().values()):
+                raise HooklineError(f"the transcoder of layer {transcoder.layer} has weights that are NaN or infinite")
+            for point in self.points(model, transcoder.layer):
                 model.point(point)  # raises if the model does not have it
-            if each.d_out != model.cfg.d_model:
+            if transcoder.d_out != model.cfg.d_model:
                 raise HooklineError(
-                    f"the transcoder of layer {each.layer} writes activations of width {each.d_out}, but "
+                    f"the transcoder of layer {transcoder.layer} writes activations of width {transcoder.d_out}, but "
                     f"{model.cfg.model_name} has d_model={model.cfg.d_model}"
                 )
         if self.origin.weights is not None and self.origin.weights != weights_digest(model.module):
@@ -259,9 +259,9 @@ class Transcoders(nn.Module):
         or commit on the hub.
         """
         folder = transcoder_files.folder_of(path, revision)
-        found, origin = transcoder_files.read_transcoders(folder, check=check)
-        each = [Transcoder(layer, weights, **options) for layer, weights, options in found]
-        return cls(each, TranscoderOrigin(**origin)).to(device=device, dtype=dtype)
+        arguments, origin = transcoder_files.read_transcoders(folder, check=check)
+        transcoders = [Transcoder(layer, weights, **options) for layer, weights, options in arguments]
+        return cls(transcoders, TranscoderOrigin(**origin)).to(device=device, dtype=dtype)
 
     def save(self, path: str | Path, format: FileFormat = "circuit-tracer") -> None:
         """Save to a folder, in the format of circuit-tracer, or of SAELens with one folder for each layer."""

@@ -99,14 +99,19 @@ class LayerHarvest(Harvest):
 
     def identity(self, store: Store) -> dict[str, Any]:
         """What `identity` says of the same model in memory; the checksum of the weights is kept with the stages."""
-        known = identity(self.model) | {"device": self.device.type}
-        about = {"model": known, "files": self.weights.stamp, "points": [*self._asked], **self.options.recorded()}
+        model_identity = identity(self.model) | {"device": self.device.type}
+        about = {
+            "model": model_identity,
+            "files": self.weights.stamp,
+            "points": [*self._asked],
+            **self.options.recorded(),
+        }
         self._files = StageFiles(folder_beside(store.folder), about, self.options.flush_every)
         notes = self._files.notes
         if "weights" not in notes:
             notes["weights"] = self.weights.digest()
             self._files.save()
-        return known | {"weights": notes["weights"]}
+        return model_identity | {"weights": notes["weights"]}
 
     def alone(self, examples: Examples, store: Store, progress: bool) -> None:
         """Harvest as the only process; what is of no use after an error is deleted."""
@@ -203,21 +208,21 @@ class LayerHarvest(Harvest):
     def _run_parts(self, stage: Stage, batch: Batch, stream: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
         """Run a batch through a stage, in parts if memory runs out."""
 
-        def run(some: Sequence[int]) -> tuple[dict[str, Tensor], Tensor | None]:
-            first, stop = some[0], some[-1] + 1
-            part = batch if len(some) == batch.shape[0] else batch.part(first, stop)
+        def run(indices: Sequence[int]) -> tuple[dict[str, Tensor], Tensor | None]:
+            first, stop = indices[0], indices[-1] + 1
+            part = batch if len(indices) == batch.shape[0] else batch.part(first, stop)
             return self._run(stage, part, None if stream is None else to_device(stream[first:stop], self.device))
 
-        found = [each for _, each in self._fit.parts(range(batch.shape[0]), run)]
-        if len(found) == 1:
-            return found[0]
-        outs = [out.cpu() for _, out in found if out is not None]
-        values = {name: torch.cat([values[name].cpu() for values, _ in found]) for name in found[0][0]}
+        results = [result for _, result in self._fit.parts(range(batch.shape[0]), run)]
+        if len(results) == 1:
+            return results[0]
+        outs = [out.cpu() for _, out in results if out is not None]
+        values = {name: torch.cat([values[name].cpu() for values, _ in results]) for name in results[0][0]}
         return values, torch.cat(outs) if outs else None
 
     def _run(self, stage: Stage, batch: Batch, stream: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
         points, model = self._points_of(stage), self.model
-        kept: list[Tensor] = []
+        streams: list[Tensor] = []
         recorder = Recorder(points, skips_missing=stage.layer < 0)
         actions: list[Action] = [Record(point, recorder) for point in points]
         if 0 <= stage.layer < stage.n_layers:
@@ -229,28 +234,28 @@ class LayerHarvest(Harvest):
             actions.append(
                 Enter(model._points.find(f"{model._points.layer(0)}.hook_resid_pre").site, stream, is_first=True)
             )
-        gives = self._gives(stage, stream, kept)
+        gives = self._gives(stage, stream, streams)
         inputs: dict[str, Any] = {name: to_device(x, self.device) for name, x in batch.kwargs.items()}
         root = model._points.root
         with Skipping(root, gives), Run(root, actions, is_one_pass=True), suppress(StopForward):
             model(return_type=None, **inputs)
         self.check_switch()
         if 0 <= stage.layer < stage.n_layers:
-            kept = [*leaving.values().values()]
+            streams = [*leaving.values().values()]
         axes = {point.name: point.axes for point in points}
         values = {
             model._points.canonical_name(name): as_rows(name, x, axes.get(name, ""), batch)
             for name, x in recorder.values().items()
         }
-        return values, kept[0] if kept else None
+        return values, streams[0] if streams else None
 
-    def _gives(self, stage: Stage, stream: Tensor | None, kept: list[Tensor]) -> dict[nn.Module, Way]:
+    def _gives(self, stage: Stage, stream: Tensor | None, streams: list[Tensor]) -> dict[nn.Module, Way]:
         """What the modules return that do not run in this stage."""
         anatomy = self.model._anatomy
         blocks, gives = [block.module for block in anatomy.blocks], dict[nn.Module, Way]()
 
         def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            kept.append(args[0] if args else kwargs["hidden_states"])
+            streams.append(args[0] if args else kwargs["hidden_states"])
             raise StopForward
 
         def stop(*_: Any) -> Any:
@@ -297,8 +302,8 @@ class LayerHarvest(Harvest):
         files = self._files
         logs = [files.records(stage.points) for stage in stages if files.has(stage.points)]
         for record, note in files.records(BATCHES) if files.notes["rows"] else ():
-            found = [next(log) for log in logs]
-            sources = {name: tensors[name] for tensors, names in found for name in names}
+            records = [next(log) for log in logs]
+            sources = {name: tensors[name] for tensors, names in records for name in names}
             batch, before, after = batch_in(record, note)
             if before.examples >= manifest.examples:
                 yield before, replace(batch, index=None), sources, after
@@ -368,12 +373,12 @@ def _nothing(embed: nn.Module, device: torch.device) -> Way:
     return give
 
 
-def _check_whole(stage: Stage, stream: Tensor | None, found: Sequence[Tensor | None], batch: Batch) -> None:
+def _check_whole(stage: Stage, stream: Tensor | None, outputs: Sequence[Tensor | None], batch: Batch) -> None:
     """Raise if a stage gave NaN for real tokens, and its input has none: it needs something that was skipped."""
     mask = batch.kwargs.get("attention_mask", torch.ones(batch.shape, dtype=torch.long)).bool()
     if stream is None or bool(stream[mask].isnan().any()):
         return
-    for x in found:
+    for x in outputs:
         if x is not None and x.is_floating_point() and bool(x.cpu().reshape(*batch.shape, -1)[mask].isnan().any()):
             raise HooklineError(
                 f"{stage} gives NaN for an input without NaN: it reads more of earlier layers than the stream that "

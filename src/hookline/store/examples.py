@@ -115,8 +115,8 @@ class Examples:
 
 def _length(example: Example, max_tokens: int | None) -> int:
     """The number of tokens; of a text it is estimated, by four bytes per token."""
-    found = len(example.encode("utf-8", "surrogatepass")) // 4 if isinstance(example, str) else _count(example)
-    return max(1, found if max_tokens is None else min(found, max_tokens))
+    length = len(example.encode("utf-8", "surrogatepass")) // 4 if isinstance(example, str) else _count(example)
+    return max(1, length if max_tokens is None else min(length, max_tokens))
 
 
 def _count(example: Tokens | Tensor) -> int:
@@ -155,7 +155,7 @@ def _items(dataset: Any) -> Iterator[Any]:
     if pandas is not None and isinstance(dataset, pandas.DataFrame):  # iterating over it yields column names
         names = list(dataset.columns)
         return (dict(zip(names, row, strict=True)) for row in dataset.itertuples(index=False, name=None))
-    if isinstance(dataset, str | bytes | Mapping) or not any(hasattr(dataset, each) for each in _ITERABLE):
+    if isinstance(dataset, str | bytes | Mapping) or not any(hasattr(dataset, method) for method in _ITERABLE):
         inside = f" of {list(dataset)[:4]}: pass one of them" if isinstance(dataset, Mapping) else ""
         raise HooklineError(
             "a data set is a list of texts, a tensor of tokens, or another iterable of examples, "
@@ -178,8 +178,8 @@ def as_text(item: Any) -> str | Tokens:
     """Convert an item to an example for a language model: a text, or its tokens without padding."""
     if isinstance(item, str):
         return item
-    given = item if isinstance(item, Mapping) else {"input_ids": item}
-    row = {name: value for name, value in given.items() if value is not None and name != "labels"}
+    fields = item if isinstance(item, Mapping) else {"input_ids": item}
+    row = {name: value for name, value in fields.items() if value is not None and name != "labels"}
     ids, mask = _ids(row.pop("input_ids", item)), row.pop("attention_mask", None)
     if mask is None and not row:
         return Tokens(ids.clone())  # a data set may reuse its memory for the next example
@@ -190,31 +190,31 @@ def as_text(item: Any) -> str | Tokens:
     return Tokens(ids[real], mask is not None, extra, tuple(name for name in columns if name not in extra))
 
 
-def _ids(given: Any) -> Tensor:
-    ids = _numbers(given)
+def _ids(values: Any) -> Tensor:
+    ids = _numbers(values)
     if ids is None or ids.ndim != 1 or (len(ids) and not _is_whole(ids)):
-        found = _advice(given) if ids is None else f"{list(ids.shape)} numbers of {ids.dtype}"
-        raise HooklineError(f"an example is a text or one row of token ids, not {found}")
+        description = _advice(values) if ids is None else f"{list(ids.shape)} numbers of {ids.dtype}"
+        raise HooklineError(f"an example is a text or one row of token ids, not {description}")
     return ids.long()
 
 
-def _advice(given: Any) -> str:
+def _advice(example: Any) -> str:
     """A description of an item without numbers, and what to do about it."""
-    if isinstance(given, Mapping):
-        return f"columns {list(given)}: choose one with column=…"
-    if not isinstance(given, list | tuple):
-        return f"{given!r:.60}" + (": decode it first" if isinstance(given, bytes) else "")
-    if given and all(isinstance(each, Mapping) and "role" in each for each in given):
+    if isinstance(example, Mapping):
+        return f"columns {list(example)}: choose one with column=…"
+    if not isinstance(example, list | tuple):
+        return f"{example!r:.60}" + (": decode it first" if isinstance(example, bytes) else "")
+    if example and all(isinstance(message, Mapping) and "role" in message for message in example):
         return "a chat: convert it to text with tokenizer.apply_chat_template(messages, tokenize=False)"
-    if isinstance(given, tuple):
-        return f"{len(given)} items in a tuple: choose one with column=0 …"
-    return f"a list of {len(given)} items ({given[0]!r:.40} …): pass one example at a time, not batches"
+    if isinstance(example, tuple):
+        return f"{len(example)} items in a tuple: choose one with column=0 …"
+    return f"a list of {len(example)} items ({example[0]!r:.40} …): pass one example at a time, not batches"
 
 
-def _numbers(given: Any) -> Tensor | None:
+def _numbers(values: Any) -> Tensor | None:
     """A tensor of the numbers in an item, on the CPU; None if there are none."""
     try:
-        return torch.as_tensor(given).cpu()
+        return torch.as_tensor(values).cpu()
     except (TypeError, ValueError, RuntimeError):  # texts, or rows of different lengths
         return None
 
@@ -223,8 +223,8 @@ def _is_whole(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
-def _checked_mask(ids: Tensor, given: Any) -> Tensor:
-    mask = _numbers(given)
+def _checked_mask(ids: Tensor, attention_mask: Any) -> Tensor:
+    mask = _numbers(attention_mask)
     mask = torch.zeros(0) if mask is None else mask
     places = mask.nonzero().flatten()
     if mask.shape != ids.shape or (len(places) and int(places[-1] - places[0]) + 1 != len(places)):

@@ -51,12 +51,12 @@ class Folder:
         """The names of the files; or of those that are being written, or were when their writers died."""
         self._files.invalidate_cache()
         try:
-            found = self._files.ls(self._folder, detail=False)
+            paths = self._files.ls(self._folder, detail=False)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read: {reason(error)}") from error
-        names = (each.rstrip("/").rsplit("/", 1)[-1] for each in found)
+        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
         if unfinished:
             return sorted(name for name in names if name.endswith(PART))
         return sorted(name for name in names if not name.endswith((PART, LOCK)))
@@ -266,9 +266,9 @@ def _in_use(path: str, owner: str) -> str:
 def is_gone(owner: str) -> bool:
     """Whether a lock was left by a process of this machine that no longer exists."""
     try:
-        known = json.loads(owner)
-        if known["host"] == socket.gethostname() and known["pid"] != os.getpid():
-            os.kill(known["pid"], 0)
+        process = json.loads(owner)
+        if process["host"] == socket.gethostname() and process["pid"] != os.getpid():
+            os.kill(process["pid"], 0)
     except ProcessLookupError:
         return True
     except (*BAD_CONTENT, PermissionError):

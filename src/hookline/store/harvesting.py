@@ -161,8 +161,8 @@ class Harvest:
 
     def identity(self, store: Store) -> dict[str, Any]:  # noqa: ARG002 - for harvests that keep something beside it
         """What the activations depend on besides the points, the data and the options."""
-        known = identity(self.model)
-        return known | {"weights": self.team.joined(known["weights"])}
+        model_identity = identity(self.model)
+        return model_identity | {"weights": self.team.joined(model_identity["weights"])}
 
     def about(self, store: Store) -> About:
         """The identity of this harvest, as it will be read back."""
@@ -182,29 +182,29 @@ class Harvest:
 
     def resumed(self, store: Store) -> Manifest:
         """The manifest of the rows stored so far, which must belong to this harvest; or an empty one."""
-        wanted, folder = self.about(store), store.folder
-        untagged = self.untagged(wanted)
+        about, folder = self.about(store), store.folder
+        untagged = self.untagged(about)
         if MANIFEST not in folder.names() and not shard_names(folder):
             if untagged:
                 warn(f"{store.path} cannot be resumed if this harvest is interrupted: {untagged}")
-            return Manifest(wanted, versions=versions())
-        found = Manifest.load(folder)
-        check_same(wanted, found, store.path)
+            return Manifest(about, versions=versions())
+        manifest = Manifest.load(folder)
+        check_same(about, manifest, store.path)
         if untagged:
             raise StoreError(f"{store.path} cannot be resumed: {untagged}. Harvest into another store")
-        missing = sorted({shard.name for shard in found.shards} - {*folder.names()})
+        missing = sorted({shard.name for shard in manifest.shards} - {*folder.names()})
         if missing:
             raise StoreError(
                 f"{store.path} has lost {', '.join(missing[:4])}: `hookline store verify PATH` checks all shards"
             )
-        whole = with_unlisted(folder, found)
-        if whole != found:
+        whole = with_unlisted(folder, manifest)
+        if whole != manifest:
             whole.save(folder)
         return whole
 
-    def untagged(self, wanted: About) -> str:
+    def untagged(self, about: About) -> str:
         """Why functions that this harvest runs prevent resuming; empty if there are none, or a tag names them."""
-        functions = code_in(wanted) + (["positions"] if callable(self.options.positions) else [])
+        functions = code_in(about) + (["positions"] if callable(self.options.positions) else [])
         if not functions or self.options.hooks_tag is not None:
             return ""
         return (
@@ -263,9 +263,9 @@ class Harvest:
 
     def activations(self, batch: Batch) -> dict[str, Tensor]:
         """The activations at each point as [row, …], with a row for each token or sample of the batch."""
-        found = _run_batch(self.model, self.points, batch, self._fit)
+        activations = _run_batch(self.model, self.points, batch, self._fit)
         self.check_switch()
-        return found
+        return activations
 
     def batch(self, items: list[Example], first: int) -> Batch:
         """The examples from number `first` on as inputs of the model."""
@@ -293,8 +293,8 @@ class Harvest:
 
 def check_over(examples: Examples, manifest: Manifest, where: str) -> None:
     """Raise if a complete store would need more rows."""
-    wanted = manifest.about.options["max_rows"]
-    if wanted is not None and manifest.rows >= wanted:
+    max_rows = manifest.about.options["max_rows"]
+    if max_rows is not None and manifest.rows >= max_rows:
         return
     for _ in examples:
         raise StoreError(
@@ -336,12 +336,12 @@ def _run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch, fit: Fi
     """
     examples = range(batch.shape[0])
 
-    def run(some: Sequence[int]) -> dict[str, Tensor]:
-        found = _run(model, points, batch, some)
-        return found if len(some) == len(examples) else {name: x.cpu() for name, x in found.items()}
+    def run(indices: Sequence[int]) -> dict[str, Tensor]:
+        activations = _run(model, points, batch, indices)
+        return activations if len(indices) == len(examples) else {name: x.cpu() for name, x in activations.items()}
 
-    found = [each for _, each in fit.parts(examples, run)]
-    return found[0] if len(found) == 1 else {name: torch.cat([each[name] for each in found]) for name in found[0]}
+    parts = [part for _, part in fit.parts(examples, run)]
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Sequence[int]) -> dict[str, Tensor]:
@@ -388,13 +388,13 @@ def names_of(model: Hooked, name: str) -> list[str]:
     return others
 
 
-def column_of(x: Tensor, asked: str, name: str, dtype: torch.dtype | None, also: Sequence[str] = ()) -> Column:
+def column_of(x: Tensor, requested: str, name: str, dtype: torch.dtype | None, also: Sequence[str] = ()) -> Column:
     """How the rows of a point are stored. `also` are its other names."""
     if name in ROW:
         raise StoreError(f"a point cannot be stored as {name!r}: that name is reserved")
     stored = dtype if dtype is not None and x.is_floating_point() else x.dtype
-    known = str(stored).removeprefix("torch.")
-    if known not in DTYPES:
+    dtype_name = str(stored).removeprefix("torch.")
+    if dtype_name not in DTYPES:
         raise StoreError(f"{name!r} has dtype {stored}, which cannot be stored; supported: {', '.join(DTYPES)}")
-    others = tuple(each for each in also if each not in (name, asked))
-    return Column(known, tuple(x.shape[1:]), asked if asked != name else "", others)
+    others = tuple(other for other in also if other not in (name, requested))
+    return Column(dtype_name, tuple(x.shape[1:]), requested if requested != name else "", others)

@@ -48,22 +48,22 @@ _HARMLESS = ("torch", "transformers", "accelerate", "hookline")
 
 def identity(model: Hooked) -> dict[str, Any]:
     """What the activations depend on besides the points, the data and the options."""
-    module, known = model.module, model if isinstance(model, HookedModel) else None
+    module, hooked_model = model.module, model if isinstance(model, HookedModel) else None
     device = input_device(model).type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return {
         "rule": RULE,
-        "id": known.cfg.model_name if known else type(module).__name__,
+        "id": hooked_model.cfg.model_name if hooked_model else type(module).__name__,
         "class": type(module).__name__,
-        "config": _config_digest(module.config) if known else None,
+        "config": _config_digest(module.config) if hooked_model else None,
         "modules": _digest(repr(module)),
         "weights": weights_digest(module),
-        "tokenizer": tokenizer_digest(known.tokenizer) if known else None,
-        "attention": known.cfg.attn_implementation if known else None,
+        "tokenizer": tokenizer_digest(hooked_model.tokenizer) if hooked_model else None,
+        "attention": hooked_model.cfg.attn_implementation if hooked_model else None,
         "device": device,
-        "compiled": None if known is None or known._graphs is None else str(known._graphs.options),
+        "compiled": None if hooked_model is None or hooked_model._graphs is None else str(hooked_model._graphs.options),
         "autocast": None if autocast is None else str(autocast).removeprefix("torch."),
-        "hooks": [_described(*each) for each in chain(_own_hooks(model), _torch_hooks(module))],
+        "hooks": [_described(*placed_hook) for placed_hook in chain(_own_hooks(model), _torch_hooks(module))],
     }
 
 
@@ -97,14 +97,14 @@ def weights_digest(module: nn.Module) -> str:
     Weights that accelerate offloads are read from where it keeps them, so that the checksum is that of the same model
     in memory.
     """
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     named = dict(chain(module.named_parameters(), module.named_buffers()))
     tied: Mapping[str, str] = getattr(module, "all_tied_weights_keys", None) or {}
     names = [name for name, x in named.items() if not (x.is_meta and tied.get(name) in named)]
     tensors = (_offloaded(module, name) if named[name].is_meta else named[name] for name in names)
-    for name, each in zip(names, _checksums(tensors), strict=True):
-        found.update(f"{name} {each}".encode())
-    return found.hexdigest()
+    for name, checksum in zip(names, _checksums(tensors), strict=True):
+        digest.update(f"{name} {checksum}".encode())
+    return digest.hexdigest()
 
 
 def _offloaded(root: nn.Module, name: str) -> Tensor:
@@ -112,11 +112,11 @@ def _offloaded(root: nn.Module, name: str) -> Tensor:
     parts = name.split(".")
     for at in range(len(parts) - 1, -1, -1):
         hook = getattr(root.get_submodule(".".join(parts[:at])), "_hf_hook", None)
-        for each in getattr(hook, "hooks", (hook,)):
-            kept = getattr(each, "weights_map", None)
+        for align_hook in getattr(hook, "hooks", (hook,)):
+            weights_map = getattr(align_hook, "weights_map", None)
             with suppress(KeyError):
-                if kept is not None:
-                    return kept[".".join(parts[at:])]
+                if weights_map is not None:
+                    return weights_map[".".join(parts[at:])]
     return getattr(root.get_submodule(".".join(parts[:-1])), parts[-1])
 
 
@@ -134,10 +134,10 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 def _own_hooks(model: Hooked) -> list[tuple[str, Any]]:
     """The enabled forward hooks that may change activations, by place; at one place, in the order they fire."""
-    found = active_hooks(model._points)
-    places = {each.tap: each.point.canonical_name for each in reversed(found)}
-    found.sort(key=lambda each: (places[each.tap], each.tap.kind.value, each.stage))
-    return [(each.point.canonical_name, each.hook) for each in found]
+    actions = active_hooks(model._points)
+    places = {action.tap: action.point.canonical_name for action in reversed(actions)}
+    actions.sort(key=lambda action: (places[action.tap], action.tap.kind.value, action.stage))
+    return [(action.point.canonical_name, action.hook) for action in actions]
 
 
 def _torch_hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -188,9 +188,9 @@ def _content(value: Any) -> str:
         case tuple() | list():
             return f"[{', '.join(map(_content, value))}]"
         case dict():
-            return f"{{{', '.join(f'{key!r}: {_content(each)}' for key, each in value.items())}}}"
+            return f"{{{', '.join(f'{key!r}: {_content(element)}' for key, element in value.items())}}}"
         case DataEdit() if type(value).__module__ == DataEdit.__module__:
-            return f"{value.kind} {_content({each.name: getattr(value, each.name) for each in fields(value)})}"
+            return f"{value.kind} {_content({field.name: getattr(value, field.name) for field in fields(value)})}"
         # A subclass may override what the inherited method describes, so the method must be its own.
         case _ if "as_data" in vars(type(value)):
             return f"{type(value).__name__} {_content(value.as_data())}"
@@ -199,39 +199,39 @@ def _content(value: Any) -> str:
 
 def code_in(about: About) -> list[str]:
     """The hooks that are code, so that only a tag identifies them."""
-    return [_label(each) for each in about.model["hooks"] if each["sum"] is None]
+    return [_label(hook) for hook in about.model["hooks"] if hook["sum"] is None]
 
 
-def changes(here: About, there: About) -> list[str]:
+def changes(current: About, stored: About) -> list[str]:
     """What differs between this harvest and the one in a store, as readable phrases."""
-    if here.model["rule"] != there.model.get("rule"):
+    if current.model["rule"] != stored.model.get("rule"):
         return ["it was started by an earlier version of hookline, so it can be read but not resumed"]
     # The id is only a name, and hooks have a phrase of their own.
-    ours, theirs = ({**about.model, "id": "", "hooks": []} for about in (here, there))
-    hooks = _hook_changes(here.model["hooks"], there.model["hooks"])
-    return [*differences(ours, theirs), *hooks, *differences(here.options, there.options)]
+    ours, theirs = ({**about.model, "id": "", "hooks": []} for about in (current, stored))
+    hooks = _hook_changes(current.model["hooks"], stored.model["hooks"])
+    return [*differences(ours, theirs), *hooks, *differences(current.options, stored.options)]
 
 
-def check_same(here: About, found: Manifest, where: str) -> None:
+def check_same(current: About, manifest: Manifest, where: str) -> None:
     """StoreError if a store belongs to a different harvest; warn if it was started with other versions."""
     try:
-        different = changes(here, found.about)
+        different = changes(current, manifest.about)
     except BAD_CONTENT as error:
         raise StoreError(f"the manifest of {where} is damaged: {reason(error)}") from error
     if different:
         raise StoreError(f"{where} belongs to a different harvest: {'; '.join(different)}. Harvest into another store")
-    if different := differences(versions(), found.versions):
+    if different := differences(versions(), manifest.versions):
         warn(
             f"{where} was started with other versions, so its rows may differ in the last bits: {'; '.join(different)}"
         )
 
 
-def _hook_changes(here: list[Any], there: list[Any]) -> list[str]:
-    ours, theirs = (", ".join(map(_label, hooks)) or "none" for hooks in (here, there))
+def _hook_changes(current: list[Any], stored: list[Any]) -> list[str]:
+    ours, theirs = (", ".join(map(_label, hooks)) or "none" for hooks in (current, stored))
     if ours != theirs:
         return [f"hooks: {ours} here, but {theirs} in the store"]
-    changed = [_label(one) for one, other in zip(here, there, strict=True) if one["sum"] != other["sum"]]
-    return [f"hooks: {each} has other values here than in the store" for each in changed]
+    changed = [_label(one) for one, other in zip(current, stored, strict=True) if one["sum"] != other["sum"]]
+    return [f"hooks: {label} has other values here than in the store" for label in changed]
 
 
 def _label(hook: Mapping[str, Any]) -> str:
@@ -251,15 +251,15 @@ def _checksums(tensors: Iterable[Tensor]) -> list[str]:
     """The checksums of several tensors. From a GPU, all sums are copied at once: each copy waits for the device."""
     described = [[(f"{part.dtype} {tuple(part.shape)}", _reduced(part)) for part in _plain_tensors(x)] for x in tensors]
     sums = _as_bytes([x for parts in described for _, reduced in parts for x in reduced])
-    found = []
+    checksums = []
     for parts in described:
         checksum = hashlib.blake2b(digest_size=16)
         for about, reduced in parts:
             checksum.update(about.encode())
             for _ in reduced:
                 checksum.update(next(sums))
-        found.append(checksum.hexdigest())
-    return found
+        checksums.append(checksum.hexdigest())
+    return checksums
 
 
 def _as_bytes(tensors: Sequence[Tensor]) -> Iterator[bytes]:
@@ -267,8 +267,12 @@ def _as_bytes(tensors: Sequence[Tensor]) -> Iterator[bytes]:
     raw = [x.contiguous().view(torch.uint8).reshape(-1) for x in tensors]
     copied = dict[torch.device, Iterator[Tensor]]()
     for device in {x.device for x in raw}:
-        here = [x for x in raw if x.device == device]
-        copied[device] = iter(torch.cat(here).cpu().split([len(x) for x in here]) if device.type != "cpu" else here)
+        device_tensors = [x for x in raw if x.device == device]
+        copied[device] = iter(
+            torch.cat(device_tensors).cpu().split([len(x) for x in device_tensors])
+            if device.type != "cpu"
+            else device_tensors
+        )
     for x in raw:
         yield next(copied[x.device]).numpy().tobytes()
 

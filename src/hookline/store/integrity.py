@@ -45,9 +45,9 @@ class Verification:
         """The findings as values for JSON."""
         counts = ("rows", "examples", "is_complete")
         files = [
-            {"name": each.name, "problem": each.problem, "note": each.note}
-            | {"shard": None if each.shard is None else each.shard.to_json()}
-            for each in self.findings
+            {"name": finding.name, "problem": finding.problem, "note": finding.note}
+            | {"shard": None if finding.shard is None else finding.shard.to_json()}
+            for finding in self.findings
         ]
         about = {name: getattr(self.manifest, name, None) for name in counts}
         return {"path": self.path, "is_sound": self.is_sound, **about, "problems": self.problems, "files": files}
@@ -58,9 +58,9 @@ class Verification:
         lines += [_line(finding, wide) for finding in self.findings]
         rows, examples = (self.manifest.rows, self.manifest.examples) if self.manifest is not None else (0, 0)
         state = "complete" if self.manifest is not None and self.manifest.is_complete else "not complete"
-        found = how_many(len(self.problems), "problem") if self.problems else "sound"
+        summary = how_many(len(self.problems), "problem") if self.problems else "sound"
         return "\n".join(
-            [*lines, f"{self.path}: {how_many(rows, 'row')} of {how_many(examples, 'example')}, {state}; {found}"]
+            [*lines, f"{self.path}: {how_many(rows, 'row')} of {how_many(examples, 'example')}, {state}; {summary}"]
         )
 
 
@@ -95,9 +95,9 @@ def _problem(folder: Folder, manifest: Manifest, shard: Shard) -> str:
 
 def _unlisted(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
     """Files that the manifest does not list: the next shards of a harvest that was killed, or unrelated files."""
-    known = {shard.name for shard in manifest.shards}
+    listed = {shard.name for shard in manifest.shards}
     for name in shard_names(folder):
-        if name not in known:
+        if name not in listed:
             finding = _stray(folder, manifest, name)
             yield finding
             if finding.shard is not None and not finding.problem:
@@ -119,18 +119,18 @@ def _stray(folder: Folder, manifest: Manifest, name: str) -> Finding:
 
 def _other_units(folder: Folder, manifest: Manifest) -> Iterator[Finding]:
     """In a store of many workers: the units after the first that is missing, and files that do not count."""
-    known = {shard.name for shard in manifest.shards}
+    listed = {shard.name for shard in manifest.shards}
     records, damaged = ({}, {}) if manifest.is_complete else read_records(folder)
     for unit, why in damaged.items():
         yield Finding(record_name(unit), None, f"{why}. The next harvest does unit {unit} again")
     for record in records.values():
         for shard in record.shards:
-            if shard.name not in known:
-                known.add(shard.name)
+            if shard.name not in listed:
+                listed.add(shard.name)
                 note = "sound, comes after a missing unit"
                 yield Finding(shard.name, shard, _problem(folder, record, shard), note)
     for name in shard_names(folder):
-        if name not in known:
+        if name not in listed:
             yield _copy(folder, manifest, name)
     if not manifest.is_complete:
         yield Finding("units", None, note=f"{missing_units(folder)}: harvest again with the same arguments")

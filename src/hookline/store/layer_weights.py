@@ -53,11 +53,11 @@ class LayerWeights:
         anatomy = model._anatomy
         modules: list[tuple[Part, nn.Module | None]] = [(EMBED, anatomy.main.embed), (HEAD, anatomy.unembed)]
         modules += [(index, block.module) for index, block in enumerate(anatomy.blocks)]
-        found: dict[Part, set[str]] = {
+        names_by_part: dict[Part, set[str]] = {
             part: {name for _, x in _named(module) for name in self._aliases[id(x)]} if module is not None else set()
             for part, module in modules
         }
-        return found | {REST: {*self._empty} - set[str]().union(*found.values())}
+        return names_by_part | {REST: {*self._empty} - set[str]().union(*names_by_part.values())}
 
     @cached_property
     def _files(self) -> dict[Part, dict[str, str]]:
@@ -105,15 +105,15 @@ class LayerWeights:
         files = {key: file for part in parts for key, file in self._files[part].items()}
         if files:
             load_weights(self._module, self._checkpoint, files, self._device)
-        found = dict(_named(self._module))
+        tensors = dict(_named(self._module))
         for part in parts:
             for name in self._names[part]:
                 others = self._aliases[id(self._empty[name])]
-                real = next((found[each] for each in others if not found[each].is_meta), None)
+                real = next((tensors[alias] for alias in others if not tensors[alias].is_meta), None)
                 if real is None:
                     raise HooklineError(f"{name} is not in the files of the model: {self._checkpoint.files[0]}, …")
-                for each in others:
-                    _put(self._module, each, real)
+                for alias in others:
+                    _put(self._module, alias, real)
 
     def digest(self) -> str:
         """The checksum of all weights that `weights_digest` computes of a model in memory; reads each file once."""
@@ -121,10 +121,10 @@ class LayerWeights:
         for part in self._names:
             with self.holding(part):
                 sums |= {name: tensor_checksum(x) for name, x in self._tensors() if not x.is_meta and name not in sums}
-        found = hashlib.blake2b(digest_size=16)
+        checksum = hashlib.blake2b(digest_size=16)
         for name, _ in self._tensors():
-            found.update(f"{name} {sums[name]}".encode())
-        return found.hexdigest()
+            checksum.update(f"{name} {sums[name]}".encode())
+        return checksum.hexdigest()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         return chain(self._module.named_parameters(), self._module.named_buffers())
@@ -154,9 +154,9 @@ def _checkpoint_of(model: HookedModel) -> Checkpoint:
             f"by_layer=True is for a model whose weights are not in memory, but {real} is on {model._device}: pass the "
             f"model's folder, or hookline.load(folder, device='meta')"
         )
-    known = checkpoint_of(module)
-    if known is not None:
-        return known
+    checkpoint = checkpoint_of(module)
+    if checkpoint is not None:
+        return checkpoint
     folder: Any = getattr(module.config, "name_or_path", "")
     if not folder:
         raise HooklineError(

@@ -85,8 +85,8 @@ class Leases:
         return {name: self._seen.get(name, (None, 0.0))[0] for name in names}
 
     def _content(self) -> bytes:
-        known: dict[str, Any] = {**json.loads(this_process()), "owner": self.owner, "beat": self._beat}
-        return json.dumps(known).encode()
+        content: dict[str, Any] = {**json.loads(this_process()), "owner": self.owner, "beat": self._beat}
+        return json.dumps(content).encode()
 
     def _is_mine(self, name: str) -> bool:
         try:

@@ -48,14 +48,14 @@ class Column:
         return math.prod(self.shape) * self.torch_dtype.itemsize
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read it from a manifest or a shard; ValueError or TypeError if it is invalid."""
-        found = cls(given["dtype"], tuple(given["shape"]), given["asked"], tuple(given.get("also", ())))
-        if not isinstance(getattr(torch, found.dtype, None), torch.dtype) or not all(map(_is_size, found.shape)):
-            raise ValueError(f"a column has the dtype {found.dtype!r} and the shape {list(found.shape)}")
-        if not all(isinstance(name, str) for name in (found.asked, *found.also)):
-            raise ValueError(f"a column has the names {[found.asked, *found.also]}")
-        return found
+        column = cls(fields["dtype"], tuple(fields["shape"]), fields["asked"], tuple(fields.get("also", ())))
+        if not isinstance(getattr(torch, column.dtype, None), torch.dtype) or not all(map(_is_size, column.shape)):
+            raise ValueError(f"a column has the dtype {column.dtype!r} and the shape {list(column.shape)}")
+        if not all(isinstance(name, str) for name in (column.asked, *column.also)):
+            raise ValueError(f"a column has the names {[column.asked, *column.also]}")
+        return column
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class About:
     points: dict[str, Column]
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read it from a manifest or a shard."""
-        points = {name: Column.from_json(each) for name, each in given["points"].items()}
-        if not isinstance(given["model"], dict) or not isinstance(given["options"], dict):
+        points = {name: Column.from_json(column) for name, column in fields["points"].items()}
+        if not isinstance(fields["model"], dict) or not isinstance(fields["options"], dict):
             raise ValueError("model and options are not objects with fields")
-        found = cls(given["model"], given["options"], points)
-        if found.unit is not None and not (_is_size(found.unit) and found.unit):
-            raise ValueError(f"a unit of work has {_short(found.unit)} batches")
-        return found
+        about = cls(fields["model"], fields["options"], points)
+        if about.unit is not None and not (_is_size(about.unit) and about.unit):
+            raise ValueError(f"a unit of work has {_short(about.unit)} batches")
+        return about
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values."""
@@ -92,13 +92,13 @@ class About:
         return FORMATS[0] if self.unit is None else FORMATS[1]
 
 
-def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+def differences(current: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
     """The differences as phrases: `dtype is 'float32' here, but 'bfloat16' in the store`."""
-    keys = [*here, *(key for key in there if key not in here)]
+    keys = [*current, *(key for key in stored if key not in current)]
     return [
-        f"{key} is {_short(here.get(key))} here, but {_short(there.get(key))} in the store"
+        f"{key} is {_short(current.get(key))} here, but {_short(stored.get(key))} in the store"
         for key in keys
-        if here.get(key) != there.get(key)
+        if current.get(key) != stored.get(key)
     ]
 
 
@@ -187,17 +187,17 @@ class Shard:
         return replace(self, number=before.number + 1, first_row=before.stop_row) if before is not None else self
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Self:
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read it from a manifest or a shard; ValueError or TypeError if it is invalid."""
-        found = cls(**given)
-        if found.unit is not None and not (_is_size(found.unit) and re.fullmatch("[0-9a-f]{8}|", found.seal)):
-            raise ValueError(f"a shard of a unit is described as {_short(dict(given))}")
-        counts = (found.number, found.first_row, found.rows, found.first_example, found.stop_example, found.bytes)
-        words = (found.data_before, found.data_after, found.seal)
-        is_right = all(map(_is_size, counts)) and all(isinstance(each, str) for each in words)
-        if not is_right or not isinstance(found.is_last, bool):
-            raise ValueError(f"a shard is described as {_short(dict(given))}")
-        return found
+        shard = cls(**fields)
+        if shard.unit is not None and not (_is_size(shard.unit) and re.fullmatch("[0-9a-f]{8}|", shard.seal)):
+            raise ValueError(f"a shard of a unit is described as {_short(dict(fields))}")
+        counts = (shard.number, shard.first_row, shard.rows, shard.first_example, shard.stop_example, shard.bytes)
+        words = (shard.data_before, shard.data_after, shard.seal)
+        is_right = all(map(_is_size, counts)) and all(isinstance(word, str) for word in words)
+        if not is_right or not isinstance(shard.is_last, bool):
+            raise ValueError(f"a shard is described as {_short(dict(fields))}")
+        return shard
 
     def to_json(self) -> dict[str, Any]:
         """Returns JSON values."""
@@ -271,11 +271,11 @@ class Manifest:
         """Read the JSON file; StoreError if it is damaged."""
         try:
             fields = json.loads(raw)
-            given = fields.pop("sum")
-            if fields["hookline"] != kind or given != manifest_checksum(json.dumps(fields).encode()):
+            checksum = fields.pop("sum")
+            if fields["hookline"] != kind or checksum != manifest_checksum(json.dumps(fields).encode()):
                 raise ValueError("its checksum does not match")
             check_format(fields["format"])
-            shards = tuple(Shard.from_json(each) for each in fields["shards"])
+            shards = tuple(Shard.from_json(shard_fields) for shard_fields in fields["shards"])
             start = Shard.start(shards[0].unit, shards[0].progress_before) if kind == "unit" else None
             for before, shard in zip((start, *shards), shards, strict=False):
                 if not shard.follows(before):
@@ -290,11 +290,11 @@ class Manifest:
             ) from error
 
 
-def check_format(found: Any) -> None:
+def check_format(file_format: Any) -> None:
     """ValueError if a file has a format that is not known."""
-    if found not in FORMATS:
-        known = " and ".join(map(str, FORMATS))
-        raise ValueError(f"its format is {found}, and this version of hookline reads {known}")
+    if file_format not in FORMATS:
+        supported = " and ".join(map(str, FORMATS))
+        raise ValueError(f"its format is {file_format}, and this version of hookline reads {supported}")
 
 
 def shard_names(folder: Folder) -> list[str]:

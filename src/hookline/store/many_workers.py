@@ -67,10 +67,10 @@ def only_worker(folder: Folder, team: Team) -> HarvestWorker | None:
     if team.size > 1:
         return HarvestWorker(0, 1)
     try:
-        found = Manifest.from_bytes(folder.read(MANIFEST), folder.path)
+        manifest = Manifest.from_bytes(folder.read(MANIFEST), folder.path)
     except (StoreError, OSError):  # a plain harvest says what is wrong
         return None
-    return None if found.about.unit is None else HarvestWorker(0, 1)
+    return None if manifest.about.unit is None else HarvestWorker(0, 1)
 
 
 class SharedHarvest:
@@ -124,21 +124,24 @@ class SharedHarvest:
             with writing(self._folder, 0):
                 self._folder.make()
                 self._folder.create(MANIFEST, new.to_bytes())
-        found = Manifest.load(self._folder)
-        if found.about.unit is None:
+        manifest = Manifest.load(self._folder)
+        if manifest.about.unit is None:
             raise StoreError(
                 f"{where} was begun by a harvest of one process: let one process finish it, with shard=(0, 1), or "
                 f"harvest into another store"
             )
-        unit = found.about.unit if self._worker.unit is None else unit
-        check_same(replace(about, options={**about.options, "unit": unit}), found, where)
+        unit = manifest.about.unit if self._worker.unit is None else unit
+        check_same(replace(about, options={**about.options, "unit": unit}), manifest, where)
         by_unit = dict[int, list[Shard]]()
-        for shard in found.shards if found.is_complete else ():
+        for shard in manifest.shards if manifest.is_complete else ():
             by_unit.setdefault(shard.unit or 0, []).append(shard)
         for unit, record in ({} if by_unit else read_records(self._folder)[0]).items():
             by_unit[unit], self._columns = [*record.shards], record.about.points
-        spans = {unit: (some[0].progress_before, some[-1].progress, some[-1].is_last) for unit, some in by_unit.items()}
-        return replace(found, shards=()), spans
+        spans = {
+            unit: (shards[0].progress_before, shards[-1].progress, shards[-1].is_last)
+            for unit, shards in by_unit.items()
+        }
+        return replace(manifest, shards=()), spans
 
     def _go_over(self, is_wanted: Callable[[int], bool], progress: bool) -> None:
         """Go over the data set once, and do the wanted units that no other worker is doing."""
@@ -151,8 +154,8 @@ class SharedHarvest:
                 if is_wanted(unit.number) and self._team.decided(partial(self._take, unit.number), unit.after):
                     rows, after = self._do(unit, left)
                 elif options.max_rows is not None:  # how many rows are left depends on all texts before
-                    some = list(self._batches(unit, left))
-                    rows, after = sum(batch.rows for _, batch, _ in some), some[-1][2]
+                    batches = list(self._batches(unit, left))
+                    rows, after = sum(batch.rows for _, batch, _ in batches), batches[-1][2]
                 else:
                     rows, after = 0, unit.after
                 left -= rows
@@ -308,8 +311,8 @@ class SharedHarvest:
             whole = merged(self._plan, self._records, self._store.path)
             if whole.is_complete and whole.shards[-1].progress == self._end:
                 whole.save(self._folder)
-        found = Manifest.load(self._folder)
-        if not found.is_complete or found.shards[-1].progress != self._end:
+        manifest = Manifest.load(self._folder)
+        if not manifest.is_complete or manifest.shards[-1].progress != self._end:
             raise StoreError(
                 f"{self._store.path} was made from other data: this data set has {self._end.examples:,} examples, and "
                 f"the other workers had more or less. Harvest into another store"
@@ -337,7 +340,7 @@ def _check_independent(module: nn.Module) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     for kind in (FSDPModule, FullyShardedDataParallel, DistributedDataParallel):
-        if any(isinstance(each, kind) for each in module.modules()):
+        if any(isinstance(submodule, kind) for submodule in module.modules()):
             raise HooklineError(
                 f"harvest cannot divide its work among the processes of a {kind.__name__}, which wait for each other "
                 f"in every pass: hook a model that is not wrapped (model.module of DistributedDataParallel), or shard "

@@ -84,12 +84,12 @@ def checked_seed(seed: int | None, sample: float) -> int:
 
 def _count(name: str, value: Any) -> int | None:
     try:
-        found = 1 if value is None else index(value)  # also of NumPy
+        count = 1 if value is None else index(value)  # also of NumPy
     except TypeError:
-        found = 0
-    if found < 1:
+        count = 0
+    if count < 1:
         raise HooklineError(f"{name} must be a positive integer, not {value!r}")
-    return None if value is None else found
+    return None if value is None else count
 
 
 def _canonical_positions(positions: Any) -> Any:
@@ -97,20 +97,20 @@ def _canonical_positions(positions: Any) -> Any:
     if callable(positions):
         return positions
     try:
-        found = canonical(positions)
+        canonical_form = canonical(positions)
     except HooklineError:
         raise HooklineError(
             "positions are None (all), an index, a slice, a list of indices, last, token(…), image_tokens, a mask "
             f"[example, position], or a function from a text's tokens to a mask; not {positions!r}"
         ) from None
-    if type(found) is type(new_tokens):
-        raise HooklineError(f"{found!r} refers to generated tokens, but a harvest does not generate")
-    if isinstance(found, Tensor) and (found.dtype != torch.bool or found.ndim != 2):
+    if type(canonical_form) is type(new_tokens):
+        raise HooklineError(f"{canonical_form!r} refers to generated tokens, but a harvest does not generate")
+    if isinstance(canonical_form, Tensor) and (canonical_form.dtype != torch.bool or canonical_form.ndim != 2):
         raise HooklineError(
             "positions given as a tensor must be a boolean mask [example, position], not "
-            f"{list(found.shape)} of {found.dtype}"
+            f"{list(canonical_form.shape)} of {canonical_form.dtype}"
         )
-    return found
+    return canonical_form
 
 
 def _recorded_positions(positions: Any) -> Any:
@@ -162,14 +162,14 @@ def text_batch(model: HookedModel, examples: Sequence[Example], first: int, opti
     ids = pad_sequence(texts, batch_first=True, padding_value=_pad(model))
     real = torch.arange(ids.shape[1]) < torch.tensor([[len(text)] for text in texts])
     _warn_of_padding(model, examples, texts, first, options.warned)
-    kept = _chosen(model, ids, real, first, options) & _sampled(real, first, options)
-    some = real.any(1)  # an empty text has no rows, and the model is not run on it
-    run, rows = _at(real, some), _at(kept, some)
-    kwargs = {"input_ids": _at(ids, some)}
-    kwargs |= {name: _at(x, some) for name, x in _extra_columns(model, examples, texts, first).items()}
+    stored_mask = _chosen(model, ids, real, first, options) & _sampled(real, first, options)
+    nonempty = real.any(1)  # an empty text has no rows, and the model is not run on it
+    run, rows = _at(real, nonempty), _at(stored_mask, nonempty)
+    kwargs = {"input_ids": _at(ids, nonempty)}
+    kwargs |= {name: _at(x, nonempty) for name, x in _extra_columns(model, examples, texts, first).items()}
     if not bool(run.all()):
         kwargs["attention_mask"] = run.long()
-    number, position = kept.nonzero(as_tuple=True)
+    number, position = stored_mask.nonzero(as_tuple=True)
     return Batch(
         args=(),
         kwargs=kwargs,
@@ -177,7 +177,7 @@ def text_batch(model: HookedModel, examples: Sequence[Example], first: int, opti
         index=None if bool(rows.all()) else rows.flatten().nonzero().flatten(),
         example=number + first,
         position=position.int(),
-        token=_at(ids, kept).int(),
+        token=_at(ids, stored_mask).int(),
     )
 
 
@@ -192,10 +192,10 @@ def sample_batch(examples: Sequence[Example], first: int, options: HarvestOption
     shapes = {tuple(sample.shape) for sample in samples}
     if len(shapes) != 1:
         raise HooklineError(f"examples {first} to {first + len(samples) - 1} have different shapes: {sorted(shapes)}")
-    kept = _sampled(torch.ones(len(samples), 1, dtype=torch.bool), first, options).flatten()
-    number = kept.nonzero().flatten()
+    stored_mask = _sampled(torch.ones(len(samples), 1, dtype=torch.bool), first, options).flatten()
+    number = stored_mask.nonzero().flatten()
     none = torch.full((len(number),), -1, dtype=torch.int32)
-    index = None if bool(kept.all()) else number
+    index = None if bool(stored_mask.all()) else number
     return Batch((torch.stack(samples),), {}, (len(samples),), index, number + first, none, none)
 
 
@@ -232,13 +232,13 @@ def _chosen(
         return real
     if not isinstance(positions, Tensor) and not callable(positions):
         return columns_in(positions, model.module, ids, real)[0]
-    found = torch.zeros_like(real)
+    mask = torch.zeros_like(real)
     for row, length in enumerate(real.sum(1).tolist()):
         if isinstance(positions, Tensor):
-            found[row, :length] = _of_mask(positions, first + row, length)
+            mask[row, :length] = _of_mask(positions, first + row, length)
         else:
-            found[row, :length] = _of_function(positions, ids[row, :length], first + row)
-    return found
+            mask[row, :length] = _of_function(positions, ids[row, :length], first + row)
+    return mask
 
 
 def _of_mask(mask: Tensor, number: int, length: int) -> Tensor:
@@ -250,31 +250,31 @@ def _of_mask(mask: Tensor, number: int, length: int) -> Tensor:
 
 
 def _of_function(choose: Any, ids: Tensor, number: int) -> Tensor:
-    found = choose(ids.clone()) if len(ids) else []
-    if isinstance(found, list | tuple) and all(type(each) is bool for each in found):
-        found = torch.tensor(found, dtype=torch.bool)
-    if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != ids.shape:
-        raise HooklineError(f"positions must return a mask of {len(ids)} booleans for example {number}, not {found!r}")
-    return found.cpu()
+    mask = choose(ids.clone()) if len(ids) else []
+    if isinstance(mask, list | tuple) and all(type(value) is bool for value in mask):
+        mask = torch.tensor(mask, dtype=torch.bool)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
+        raise HooklineError(f"positions must return a mask of {len(ids)} booleans for example {number}, not {mask!r}")
+    return mask.cpu()
 
 
 def _sampled(real: Bool[Tensor, "row pos"], first: int, options: HarvestOptions) -> Bool[Tensor, "row pos"]:
     """A random selection of the rows, determined by the seed and the example's number."""
     if options.sample == 1:
         return real
-    kept = torch.zeros_like(real)
+    mask = torch.zeros_like(real)
     for row, length in enumerate(real.sum(1).tolist()):
         seed = hashlib.blake2b(f"{options.seed} {first + row}".encode(), digest_size=7).digest()
         random = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
-        kept[row, :length] = torch.rand(length, generator=random) < options.sample
-    return kept
+        mask[row, :length] = torch.rand(length, generator=random) < options.sample
+    return mask
 
 
 def _warn_of_padding(
     model: HookedModel, examples: Sequence[Example], texts: Sequence[Tensor], first: int, warned: set[str]
 ) -> None:
     """Warn once per harvest if token ids without a mask look padded: they are stored as they are."""
-    bare = [row for row, each in enumerate(examples) if isinstance(each, Tokens) and not each.is_masked]
+    bare = [row for row, example in enumerate(examples) if isinstance(example, Tokens) and not example.is_masked]
     if not bare or "padding" in warned:
         return
     suspects = _look_padded(model, bare, texts) or _padded_in_batch(model, bare, texts)
@@ -314,26 +314,26 @@ def _extra_columns(
 
     Other columns that it accepts are refused; columns that it does not accept are ignored.
     """
-    takes, given = {*parameters_of(model.module)[0]}, dict[int, dict[str, Tensor]]()
+    takes, extras = {*parameters_of(model.module)[0]}, dict[int, dict[str, Tensor]]()
     for row, example in enumerate(examples):
         if len(texts[row]):
-            given[row] = example.extra if isinstance(example, Tokens) else {}
-        if row in given and isinstance(example, Tokens) and (example.extra or example.others):
+            extras[row] = example.extra if isinstance(example, Tokens) else {}
+        if row in extras and isinstance(example, Tokens) and (example.extra or example.others):
             _check_columns(model, example, takes, first + row)
-    found: dict[str, Tensor] = {}
-    for name in sorted(takes & {name for extra in given.values() for name in extra}):
-        has = [row for row, extra in given.items() if name in extra]
-        if name == _TYPES and not any(bool(given[row][name].any()) for row in has):
+    padded_columns: dict[str, Tensor] = {}
+    for name in sorted(takes & {name for extra in extras.values() for name in extra}):
+        has = [row for row, extra in extras.items() if name in extra]
+        if name == _TYPES and not any(bool(extras[row][name].any()) for row in has):
             continue  # types that are all 0 are the default
-        if name != _TYPES and len(has) < len(given):
-            lacks = next(row for row in given if row not in has)
+        if name != _TYPES and len(has) < len(extras):
+            lacks = next(row for row in extras if row not in has)
             raise HooklineError(
                 f"example {first + has[0]} has {name}, but example {first + lacks} does not: pass it for all examples "
                 f"or for none"
             )
-        columns = [given.get(row, {}).get(name, torch.zeros_like(text))[: len(text)] for row, text in enumerate(texts)]
-        found[name] = pad_sequence(columns, batch_first=True)
-    return found
+        columns = [extras.get(row, {}).get(name, torch.zeros_like(text))[: len(text)] for row, text in enumerate(texts)]
+        padded_columns[name] = pad_sequence(columns, batch_first=True)
+    return padded_columns
 
 
 def _check_columns(model: HookedModel, example: Tokens, takes: set[str], number: int) -> None:

@@ -70,7 +70,7 @@ class Header:
 def shard_columns(about: About) -> dict[str, Column]:
     """All columns in file order: wide dtypes first, so that all of them are aligned."""
     every = {**ROW, **about.points}
-    return dict(sorted(every.items(), key=lambda each: -each[1].torch_dtype.itemsize))
+    return dict(sorted(every.items(), key=lambda named_column: -named_column[1].torch_dtype.itemsize))
 
 
 def stage_shard(folder: Folder, about: About, shard: Shard, tensors: Mapping[str, Tensor]) -> Shard:
@@ -102,14 +102,14 @@ def _sealed(seal: str) -> bytes:
 
 def _layout(about: About, shard: Shard) -> dict[str, dict[str, Any]]:
     """The dtype, shape and place of each tensor, as a safetensors header has them."""
-    found: dict[str, dict[str, Any]] = {}
+    layout: dict[str, dict[str, Any]] = {}
     start = 0
     for name, column in shard_columns(about).items():
         stop = start + shard.rows * column.nbytes
         shape = [shard.rows, *column.shape]
-        found[name] = {"dtype": DTYPES[column.dtype], "shape": shape, "data_offsets": [start, stop]}
+        layout[name] = {"dtype": DTYPES[column.dtype], "shape": shape, "data_offsets": [start, stop]}
         start = stop
-    return found
+    return layout
 
 
 def open_shard(folder: Folder, name: str, *, check: bool = False) -> tuple[Bytes, Header]:
@@ -128,7 +128,7 @@ def open_shard(folder: Folder, name: str, *, check: bool = False) -> tuple[Bytes
         header = _parsed(raw, len(file))
     except (*BAD_CONTENT, OSError, struct.error) as error:
         raise StoreError(f"its header is damaged, or it is not a shard: {reason(error)}") from error
-    damaged = [each for each, place in header.tensors.items() if check and not is_sound(file, place)]
+    damaged = [tensor_name for tensor_name, place in header.tensors.items() if check and not is_sound(file, place)]
     if damaged:
         raise StoreError(f"bytes have changed in {', '.join(damaged)}")
     return file, header
@@ -154,9 +154,9 @@ def _parsed(raw: bytes, size: int) -> Header:
     return Header(about, shard, tensors)
 
 
-def about_differences(here: About, there: About) -> list[str]:
+def about_differences(current: About, stored: About) -> list[str]:
     """What differs between two descriptions of harvests, as phrases."""
-    ours, theirs = here.to_json(), there.to_json()
+    ours, theirs = current.to_json(), stored.to_json()
     return [line for part in ours for line in differences(ours[part], theirs[part])]
 
 
@@ -164,17 +164,17 @@ def mismatch(manifest: Manifest, shard: Shard, header: Header) -> str:
     """Why a file is not the shard that the manifest describes; empty if it is."""
     if different := about_differences(header.about, manifest.about):
         return "it belongs to a different harvest than the manifest: " + "; ".join(different[:3])
-    found = header.shard
+    actual = header.shard
     if shard.unit is not None:  # the file's numbers count from the start of its unit
-        found = replace(found, number=shard.number, first_row=shard.first_row)
-    if found == shard:
+        actual = replace(actual, number=shard.number, first_row=shard.first_row)
+    if actual == shard:
         return ""
-    if found.number != shard.number:
-        return f"it is another shard of this harvest, number {found.number}: {found.name} under a wrong name"
-    if (found.data_before, found.data_after) != (shard.data_before, shard.data_after):
-        return f"it is shard {found.number} of other data"
-    different = differences(asdict(found), asdict(shard))
-    return f"it is not shard {found.number} of the manifest: {'; '.join(different[:3])}"
+    if actual.number != shard.number:
+        return f"it is another shard of this harvest, number {actual.number}: {actual.name} under a wrong name"
+    if (actual.data_before, actual.data_after) != (shard.data_before, shard.data_after):
+        return f"it is shard {actual.number} of other data"
+    different = differences(asdict(actual), asdict(shard))
+    return f"it is not shard {actual.number} of the manifest: {'; '.join(different[:3])}"
 
 
 def is_sound(file: Bytes, place: Place) -> bool:

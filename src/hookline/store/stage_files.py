@@ -72,17 +72,17 @@ class StageFiles:
     def _found(self) -> dict[str, Any]:
         """The state that an earlier process saved; StoreError if it is damaged, or of a different harvest."""
         try:
-            found = json.loads((self.folder / _STATE).read_text())
-            if found.pop("sum") != manifest_checksum(json.dumps(found).encode()):
+            state = json.loads((self.folder / _STATE).read_text())
+            if state.pop("sum") != manifest_checksum(json.dumps(state).encode()):
                 raise self._damaged(_STATE)
         except BAD_CONTENT as error:
             raise self._damaged(_STATE) from error
-        if different := differences(self._state["about"], found["about"]):
+        if different := differences(self._state["about"], state["about"]):
             raise StoreError(
                 f"{self.folder} has the unfinished layers of a different harvest: {'; '.join(different)}. Delete "
                 f"it, or harvest into another store"
             )
-        return found
+        return state
 
     def _damaged(self, name: str) -> StoreError:
         return StoreError(f"{self.folder / name} is damaged or missing: delete {self.folder}, and harvest again")
@@ -167,8 +167,8 @@ class StageFiles:
                 raw = file.read(min(length, self._state["sizes"][log]))
                 if crc32(raw) != checksum:
                     raise self._damaged(log)
-                found = load(raw)
-                tensors = {name: x.clone() for name, x in found.items()}  # aligned, as kernels round by alignment
+                raw_tensors = load(raw)
+                tensors = {name: x.clone() for name, x in raw_tensors.items()}  # aligned, as kernels round by alignment
                 yield tensors, json.loads(bytes(tensors.pop(_NOTE).tolist()))
 
     def close(self) -> None:

@@ -122,8 +122,8 @@ class Store:
         """The other names of the points, and the stored names they refer to."""
         return {
             other: name
-            for name, each in self.points.items()
-            for other in (each.asked, *each.also)
+            for name, column in self.points.items()
+            for other in (column.asked, *column.also)
             if other and other not in self.points
         }
 
@@ -146,8 +146,8 @@ class Store:
         """
         view = self[point]
         parts = [row_norms(view[start : start + _RUN]) for start in range(0, len(self), _RUN)]
-        is_out, found = outlying(torch.cat(parts) if parts else torch.zeros(0), outliers)
-        return replace(found, rows=is_out.nonzero().flatten())
+        is_out, summary = outlying(torch.cat(parts) if parts else torch.zeros(0), outliers)
+        return replace(summary, rows=is_out.nonzero().flatten())
 
     def verify(self, *, rebuild: bool = False) -> Verification:
         """Check every byte; returns a table of shards and problems. `rebuild` first rewrites a lost manifest."""
@@ -164,16 +164,16 @@ class Store:
         """Returns the stored points that match names or globs, in any dialect."""
         if points is None:
             return list(self.points)
-        found: dict[str, None] = {}
-        for asked in points if isinstance(points, Sequence) and not isinstance(points, str) else [points]:
-            if not isinstance(asked, str):
-                raise StoreError(f"points in a store are selected by name, not by {asked!r}: it has {[*self.points]}")
-            matching = [self._names[asked]] if asked in self._names else []
-            matching = matching or [name for name in self.points if asked == name or fnmatchcase(name, asked)]
+        selected: dict[str, None] = {}
+        for pattern in points if isinstance(points, Sequence) and not isinstance(points, str) else [points]:
+            if not isinstance(pattern, str):
+                raise StoreError(f"points in a store are selected by name, not by {pattern!r}: it has {[*self.points]}")
+            matching = [self._names[pattern]] if pattern in self._names else []
+            matching = matching or [name for name in self.points if pattern == name or fnmatchcase(name, pattern)]
             if not matching:
-                raise unknown_point(asked, self.points, hint=f"({self.path} has {len(self.points)} points.)")
-            found |= dict.fromkeys(matching)
-        return list(found)
+                raise unknown_point(pattern, self.points, hint=f"({self.path} has {len(self.points)} points.)")
+            selected |= dict.fromkeys(matching)
+        return list(selected)
 
     def _spans(self, start: int, stop: int) -> Iterator[Span]:
         """The parts of shards that make up the rows `start:stop`."""
@@ -186,8 +186,8 @@ class Store:
             start, index = last, index + 1
 
     def _rows(self, spans: Iterable[Span], names: Sequence[str]) -> Rows:
-        example, position, token, *found = self._read([*ROW, *names], spans)
-        return Rows(example, position, token, dict(zip(names, found, strict=True)), self._names)
+        example, position, token, *activations = self._read([*ROW, *names], spans)
+        return Rows(example, position, token, dict(zip(names, activations, strict=True)), self._names)
 
     def row_number(self, row: int) -> int:
         """A row number counted from the start; IndexError if there is no such row."""
@@ -199,7 +199,7 @@ class Store:
         parts = [[self._column(shard, name, start, stop) for name in names] for shard, start, stop in spans]
         if not parts:
             columns = [(ROW | self.points)[name] for name in names]
-            return [torch.empty((0, *each.shape), dtype=each.torch_dtype) for each in columns]
+            return [torch.empty((0, *column.shape), dtype=column.torch_dtype) for column in columns]
         return parts[0] if len(parts) == 1 else [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def _column(self, shard: Shard, name: str, start: int, stop: int) -> Tensor:

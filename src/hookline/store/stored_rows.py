@@ -128,9 +128,9 @@ class View:
 
     def _some(self, rows: Tensor) -> Tensor:
         """Rows in any order; nearby rows are read together."""
-        wanted, places = torch.unique(rows, return_inverse=True)
-        ends = (wanted.diff() > _GAP).nonzero().flatten() + 1
-        runs = [run for run in torch.tensor_split(wanted, ends) if len(run)]
+        unique_rows, places = torch.unique(rows, return_inverse=True)
+        ends = (unique_rows.diff() > _GAP).nonzero().flatten() + 1
+        runs = [run for run in torch.tensor_split(unique_rows, ends) if len(run)]
         parts = [self._span(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs]
         return (torch.cat(parts) if parts else self._span(0, 0))[places]
 
@@ -220,8 +220,8 @@ class RowDataset(Dataset[dict[str, Tensor]]):
 
     def __init__(self, store: Store, points: str | Sequence[str] | None = None) -> None:
         self._store, self._points = store, store.select(points)
-        asked = [points] if isinstance(points, str) else points or ()
-        self._called = {store.select(name)[0]: name for name in asked if name in store}
+        requested = [points] if isinstance(points, str) else points or ()
+        self._called = {store.select(name)[0]: name for name in requested if name in store}
 
     def __len__(self) -> int:
         return len(self._store)

@@ -41,7 +41,7 @@ class Team:
             except HooklineError as error:
                 problem = str(error)
         every = self._agreement.told((seen, answer, problem))
-        if any(each != every[0][0] for each, _, _ in every):
+        if any(seen_data != every[0][0] for seen_data, _, _ in every):
             raise HooklineError("the processes of one sharded model were given different data sets to harvest")
         _, answer, problem = every[0]
         if problem:

@@ -52,14 +52,14 @@ class Unit:
 
 def units_of(examples: Examples, options: HarvestOptions, length: int) -> Iterator[Unit]:
     """Divide a data set into units of `length` batches."""
-    number, found = 0, list[tuple[Progress, list[Example], Progress]]()
+    number, batches = 0, list[tuple[Progress, list[Example], Progress]]()
     for before, items in examples.batches(options.batch_size, options.max_tokens):
-        if len(found) == length:
-            yield Unit(number, found, is_last=False)
-            number, found = number + 1, []
-        found.append((before, items, examples.progress))
-    if found:
-        yield Unit(number, found, is_last=True)
+        if len(batches) == length:
+            yield Unit(number, batches, is_last=False)
+            number, batches = number + 1, []
+        batches.append((before, items, examples.progress))
+    if batches:
+        yield Unit(number, batches, is_last=True)
 
 
 def unit_name(unit: int) -> str:
@@ -92,14 +92,14 @@ def read_records(folder: Folder) -> tuple[dict[int, Manifest], dict[int, str]]:
         others = {shard.unit for shard in record.shards} - {unit}
         if others:
             return f"{where} has shards of other units"
-        lost = [shard.name for shard in record.shards if shard.name not in there]
+        lost = [shard.name for shard in record.shards if shard.name not in existing_files]
         return f"{where} lists {lost[0]}, which is missing" if lost else record
 
-    there, known = {*names}, recorded_units(names)
+    existing_files, units = {*names}, recorded_units(names)
     with ThreadPoolExecutor(READERS) as threads:
-        found = dict(zip(known, threads.map(read, known), strict=True))
-    sound = {unit: each for unit, each in found.items() if isinstance(each, Manifest)}
-    return sound, {unit: each for unit, each in found.items() if isinstance(each, str)}
+        records = dict(zip(units, threads.map(read, units), strict=True))
+    sound = {unit: record for unit, record in records.items() if isinstance(record, Manifest)}
+    return sound, {unit: problem for unit, problem in records.items() if isinstance(problem, str)}
 
 
 def merged(plan: Manifest, records: Mapping[int, Manifest], where: str) -> Manifest:
@@ -128,10 +128,10 @@ def merged(plan: Manifest, records: Mapping[int, Manifest], where: str) -> Manif
 
 def load_manifest(folder: Folder) -> Manifest:
     """The manifest of a store. Of an unfinished one by many workers: with the units before the first missing one."""
-    found = Manifest.load(folder)
-    if found.about.unit is None or found.is_complete:
-        return found
-    return merged(found, read_records(folder)[0], folder.path)
+    manifest = Manifest.load(folder)
+    if manifest.about.unit is None or manifest.is_complete:
+        return manifest
+    return merged(manifest, read_records(folder)[0], folder.path)
 
 
 def missing_units(folder: Folder) -> str:
@@ -164,11 +164,11 @@ class UnitLedger(Ledger):
             if record_name(shard.unit) not in self._folder.names():
                 raise
         with self._lock:
-            found = self._shards.setdefault(shard.unit, {})
-            found[shard.number] = shard
-            is_whole = len(found) == self.lengths.get(shard.unit)
+            shards = self._shards.setdefault(shard.unit, {})
+            shards[shard.number] = shard
+            is_whole = len(shards) == self.lengths.get(shard.unit)
         if is_whole:
-            record = replace(self.manifest, shards=tuple(found[number] for number in sorted(found)))
+            record = replace(self.manifest, shards=tuple(shards[number] for number in sorted(shards)))
             self._folder.create(record_name(shard.unit), record.to_bytes("unit"))
             del self._shards[shard.unit]
             self._done(shard.unit)

@@ -28,7 +28,7 @@ class HarvestWorker:
 
     def __post_init__(self) -> None:
         numbers = [self.rank, self.world, 1 if self.unit is None else self.unit]
-        if not all(isinstance(each, int) and not isinstance(each, bool) for each in numbers):
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
             raise HooklineError(f"shard=(rank, world) takes two integers, and unit is an integer, not {self}")
         is_time = isinstance(self.lease, int | float) and 0 < self.lease <= TIMEOUT_MAX
         if not 0 <= self.rank < self.world or numbers[2] < 1 or not is_time:
@@ -62,8 +62,8 @@ def worker_of(shard: Any, team: int = 1) -> HarvestWorker | None:
         rank, world = shard
     except (TypeError, ValueError):
         raise HooklineError(f"shard is (rank, world) or a hookline.store.HarvestWorker, not {shard!r}") from None
-    found = HarvestWorker(rank, world)
-    return found if world > 1 else None
+    worker = HarvestWorker(rank, world)
+    return worker if world > 1 else None
 
 
 def environment(variables: Mapping[str, str], team: int = 1) -> tuple[int, int]:

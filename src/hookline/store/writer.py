@@ -48,7 +48,7 @@ class Writer:
         """`sources` are the activations of the first batch."""
         self._folder, self._about = folder, manifest.about
         self._columns = shard_columns(manifest.about)
-        row = sum(each.nbytes for each in self._columns.values())
+        row = sum(column.nbytes for column in self._columns.values())
         self._shard_rows = options.shard_rows or max(1, options.shard_bytes // row)
         self._first_rows = self._shard_rows if options.shard_rows else max(1, FIRST_BYTES // row)
         self._flush_every, self._began = options.flush_every, 0.0
@@ -126,7 +126,7 @@ class Writer:
 
     def _has_failed(self) -> bool:
         """Whether a shard could not be written; no later shard becomes part of the store then."""
-        return any(each.done() and each.exception() is not None for each in self._writing)
+        return any(future.done() and future.exception() is not None for future in self._writing)
 
     def _end(self) -> None:
         """Finish the shards that are being written, even if interrupted again: it takes seconds."""
@@ -158,9 +158,9 @@ class Writer:
 
     def _collect(self) -> None:
         """Reclaim the buffers that are written; raise the error of one that failed."""
-        for each in [each for each in self._writing if each.done()]:
-            buffer = each.result()  # one that failed stays in the list
-            self._writing.remove(each)
+        for future in [future for future in self._writing if future.done()]:
+            buffer = future.result()  # one that failed stays in the list
+            self._writing.remove(future)
             if buffer is not None:
                 buffer.clear()
                 self._free.append(buffer)
@@ -181,9 +181,9 @@ class Writer:
             return buffer
 
     def _check_shapes(self, sources: dict[str, Tensor]) -> None:
-        wanted = {name: each.shape for name, each in self._about.points.items()}
-        found = {name: tuple(x.shape[1:]) for name, x in sources.items()}
-        if different := differences(found, wanted):
+        expected_shapes = {name: column.shape for name, column in self._about.points.items()}
+        shapes = {name: tuple(x.shape[1:]) for name, x in sources.items()}
+        if different := differences(shapes, expected_shapes):
             raise StoreError(f"the points have different shapes in different batches: {'; '.join(different[:3])}")
 
     def _check_range(self, tensors: dict[str, Tensor]) -> None:
@@ -212,8 +212,8 @@ class Buffer:
         self.is_taken = False
         """Whether a thread is writing it or has written it."""
         self._tensors = {
-            name: torch.empty(capacity, *each.shape, dtype=each.torch_dtype, pin_memory=is_pinned)
-            for name, each in columns.items()
+            name: torch.empty(capacity, *column.shape, dtype=column.torch_dtype, pin_memory=is_pinned)
+            for name, column in columns.items()
         }
         self.events: list[Any] = []
 

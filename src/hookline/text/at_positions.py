@@ -20,7 +20,7 @@ def picked(x: Tensor, point: Any, positions: Positions) -> Tensor:
     axis = _axis(point, x)
     positions = canonical(positions)
     if isinstance(positions, tuple):  # in the order in which they are given
-        return torch.stack([picked(x, point, each) for each in positions], axis)
+        return torch.stack([picked(x, point, position) for position in positions], axis)
     by_position = x.movedim(axis, 1)
     rows, n = by_position.shape[:2]
     mask = mask_of(positions, point, rows, n).to(x.device)
@@ -53,16 +53,16 @@ class PositionHook:
         self._acted.did = bool(mask.any())
         if not self.acted:
             return None
-        given = x.clone()
-        result = self._invoke(given, hook)
-        new = given if result is None else result
+        clone = x.clone()
+        result = self._invoke(clone, hook)
+        new = clone if result is None else result
         if not isinstance(new, Tensor) or new.shape != x.shape:
             return new  # an error, as of any hook
-        shape = [x.shape[each] if each in (0, axis) else 1 for each in range(x.ndim)]
-        there = mask.to(x.device).view(shape)
+        shape = [x.shape[dim] if dim in (0, axis) else 1 for dim in range(x.ndim)]
+        broadcast_mask = mask.to(x.device).view(shape)
         if not (x.is_floating_point() or x.is_complex()):  # `where` would promote all of x to the dtype of `new`
-            new = cast(torch.where(there, new, torch.zeros_like(new)), x)
-        return torch.where(there, new, x)
+            new = cast(torch.where(broadcast_mask, new, torch.zeros_like(new)), x)
+        return torch.where(broadcast_mask, new, x)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PositionHook, (self.where, self.func)
@@ -97,4 +97,4 @@ def _axis(point: Any, x: Tensor) -> int:
 def _sequence_first(root: nn.Module | None) -> str | None:
     """The name of a module whose inputs have their positions before the batch, if there is one."""
     modules = () if root is None else root.named_modules()
-    return next((name for name, each in modules if vars(each).get("batch_first") is False), None)
+    return next((name for name, module in modules if vars(module).get("batch_first") is False), None)

@@ -96,10 +96,10 @@ class ForwardPass:
 
     def is_again(self, inputs: Mapping[str, Any]) -> bool:
         """Whether this was the only pass of its run, and a new one on these inputs, which are tokens, is the same."""
-        span, given = self.span, inputs.get("input_ids")
-        if span.tokens is None or given is not span.tokens or span.mask is not None or len(inputs) > 1:
+        span, tokens = self.span, inputs.get("input_ids")
+        if span.tokens is None or tokens is not span.tokens or span.mask is not None or len(inputs) > 1:
             return False
-        is_whole = not span.positions.start and given.shape == (span.rows, span.positions.stop)
+        is_whole = not span.positions.start and tokens.shape == (span.rows, span.positions.stop)
         return self.is_only and self.encoder is None and is_whole
 
     def check(self, what: object) -> None:
@@ -138,14 +138,14 @@ class ForwardPass:
         """
         if self.generation is None or span is self.encoder:
             return [span.width] * len(span.positions)
-        return [max(each + 1, self.prompt) for each in span.positions]
+        return [max(position + 1, self.prompt) for position in span.positions]
 
     def is_new(self, span: Span) -> list[bool]:
         """For each position of the span, whether it is after the prompt."""
         if span is self.encoder:
             return [False] * len(span.positions)
         start = span.positions.start
-        return [(start if self.generation is None else each) >= self.prompt for each in span.positions]
+        return [(start if self.generation is None else position) >= self.prompt for position in span.positions]
 
     def steps(self, span: Span) -> list[int]:
         """For each position of the span, the step of a generation that processes it."""
@@ -153,7 +153,7 @@ class ForwardPass:
             return [0] * len(span.positions)
         if self.generation is None:
             return [self.known_step()] * len(span.positions)
-        return [max(0, each - self.prompt + 1) for each in span.positions]
+        return [max(0, position - self.prompt + 1) for position in span.positions]
 
     def span_at(self, stream: Stream) -> Span:
         """The positions that points of a stream have; an empty span for images, which are not text."""
@@ -168,11 +168,13 @@ class ForwardPass:
 
     def of_rows(self, which: Any) -> ForwardPass:
         """The same pass with some rows of the batch."""
-        kept = [which] if isinstance(which, int) else which
+        row_index = [which] if isinstance(which, int) else which
 
         def of(span: Span) -> Span:
-            tokens, mask, text = (x[kept] if x is not None else None for x in (span.tokens, span.mask, span.text()))
-            rows = len(torch.arange(span.rows)[kept])
+            tokens, mask, text = (
+                x[row_index] if x is not None else None for x in (span.tokens, span.mask, span.text())
+            )
+            rows = len(torch.arange(span.rows)[row_index])
             return replace(span, rows=rows, tokens=tokens, mask=mask, earlier=((0, text),))
 
         return replace(self, span=of(self.span), encoder=of(self.encoder) if self.encoder is not None else None)
@@ -186,9 +188,9 @@ class PassProgress(NamedTuple):
     """A weak reference to the key-value cache that it left; None if it left none."""
     text: Pieces
 
-    def left(self, kept: Any) -> bool:
+    def left(self, cache: Any) -> bool:
         """Whether it left this cache. The id alone would not do: a new cache may get that of one that is gone."""
-        return self.kept is None if kept is None else self.kept is not None and self.kept() is kept
+        return self.kept is None if cache is None else self.kept is not None and self.kept() is cache
 
     @property
     def stop(self) -> int:
@@ -213,9 +215,9 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
         current.forward_pass = before.last
         return
     has_encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-    kept = inputs.get("past_key_values")
-    kept = inputs.get("cache_params") if kept is None else kept
-    span = _span(inputs, "decoder_" if has_encoder else "", _seen_before(kept, before))
+    cache = inputs.get("past_key_values")
+    cache = inputs.get("cache_params") if cache is None else cache
+    span = _span(inputs, "decoder_" if has_encoder else "", _seen_before(cache, before))
     encoder = (_span(inputs, "", 0) or _span_of_states(inputs)) if has_encoder else None
     if span is None:
         current.forward_pass = None if encoder is None else ForwardPass(0, encoder, encoder, ref(model), is_only)
@@ -231,14 +233,14 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     step, prompt = (0, stop) if is_prompt else (None, 0)
     passing = ForwardPass(step, span, encoder, ref(model), is_only, prompt, generation, refusal=refusal)
     if generation is not None:
-        passing = _in_generation(passing, generation, before, kept)
+        passing = _in_generation(passing, generation, before, cache)
     elif start:
-        passing = _in_loop(passing, before, kept)
+        passing = _in_loop(passing, before, cache)
     current.forward_pass = passing
     if refusal is None:
         # A loop may write its next token to the same tensor.
         text = (*passing.span.earlier, (start, None if span.tokens is None else span.tokens.clone()))
-        _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, _reference(kept), text)
+        _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, _reference(cache), text)
 
 
 def whole_text(model: nn.Module, tokens: Tensor, mask: Tensor | None) -> ForwardPass:
@@ -266,10 +268,10 @@ def _is_noted(span: Span, encoder: Span | None) -> bool:
     return is_same and is_same_encoder and before.span.positions.start == span.positions.start
 
 
-def _in_loop(passing: ForwardPass, before: PassProgress | None, kept: Any) -> ForwardPass:
+def _in_loop(passing: ForwardPass, before: PassProgress | None, cache: Any) -> ForwardPass:
     """A pass outside `generate` after others: it is the next step if it starts where the last pass ended."""
     start = passing.span.positions.start
-    if before is None or (before.stop != start and not before.left(kept)):
+    if before is None or (before.stop != start and not before.left(cache)):
         return replace(passing, step=1, prompt=start)
     last = before.last
     step = last.step + 1 if before.stop == start and last.step is not None else None
@@ -277,7 +279,9 @@ def _in_loop(passing: ForwardPass, before: PassProgress | None, kept: Any) -> Fo
     return replace(passing, step=step, span=span, prompt=last.prompt, number=last.number + 1)
 
 
-def _in_generation(passing: ForwardPass, generation: Generation, before: PassProgress | None, kept: Any) -> ForwardPass:
+def _in_generation(
+    passing: ForwardPass, generation: Generation, before: PassProgress | None, cache: Any
+) -> ForwardPass:
     """A pass of `generate`, which knows where the prompt ends."""
     span, prompt = passing.span, generation.prompt
     start, stop = span.positions.start, span.positions.stop
@@ -292,7 +296,7 @@ def _in_generation(passing: ForwardPass, generation: Generation, before: PassPro
     is_one_step = stop <= prompt or (start >= prompt and stop - start == 1)
     return replace(
         passing,
-        step=max(0, stop - prompt) if is_one_step or kept is None else None,
+        step=max(0, stop - prompt) if is_one_step or cache is None else None,
         span=replace(span, earlier=earlier, mask=mask, length=prompt if stop < prompt else None),
         prompt=prompt,
         number=0 if before is None else before.last.number + 1,
@@ -308,8 +312,8 @@ def _packed(inputs: Mapping[str, Any]) -> str | None:
 
 
 def _span(inputs: Mapping[str, Any], prefix: str, start: int) -> Span | None:
-    tokens, given = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}inputs_embeds")
-    shaped = tokens if isinstance(tokens, Tensor) else given
+    tokens, embeddings = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}inputs_embeds")
+    shaped = tokens if isinstance(tokens, Tensor) else embeddings
     if not isinstance(shaped, Tensor) or shaped.ndim < 2:
         return None
     mask = inputs.get(f"{prefix}attention_mask")
@@ -328,18 +332,18 @@ def _span_of_states(inputs: Mapping[str, Any]) -> Span | None:
     return _span({"inputs_embeds": states, "attention_mask": inputs.get("attention_mask")}, "", 0)
 
 
-def _reference(kept: Any) -> Callable[[], Any] | None:
+def _reference(cache: Any) -> Callable[[], Any] | None:
     try:
-        return None if kept is None else ref(kept)
+        return None if cache is None else ref(cache)
     except TypeError:  # a tuple: every pass returns another one
         return lambda: None
 
 
-def _seen_before(kept: Any, before: PassProgress | None) -> int:
+def _seen_before(cache: Any, before: PassProgress | None) -> int:
     """The number of positions in the key-value cache."""
-    if kept is None:
+    if cache is None:
         return 0
     try:
-        return int(kept.get_seq_length())
+        return int(cache.get_seq_length())
     except (AttributeError, NotImplementedError, ValueError, TypeError):  # a cache of recurrent states has no length
-        return before.stop if before is not None and before.left(kept) else 0
+        return before.stop if before is not None and before.left(cache) else 0

@@ -52,11 +52,11 @@ def generation_of(model: nn.Module) -> Generation | None:
         if frame.f_globals.get("__name__") == "transformers.generation.logits_process":
             raise HooklineError("a logits processor, such as that of guidance_scale, runs the model on its own text")
         if frame.f_code is body:
-            here = frame.f_locals
-            if getattr(here.get("generation_config"), "is_assistant", False):
+            frame_locals = frame.f_locals
+            if getattr(frame_locals.get("generation_config"), "is_assistant", False):
                 is_draft = True
-            elif _holds(here["self"], model):
-                return _read(here)
+            elif _holds(frame_locals["self"], model):
+                return _read(frame_locals)
             elif is_draft:
                 raise HooklineError("this model drafts for another model, which drops some of its tokens")
             else:
@@ -72,27 +72,33 @@ def _body() -> CodeType | None:
 
 
 def _holds(generating: Any, model: nn.Module) -> bool:
-    return generating is model or any(each is model for each in generating.modules())
+    return generating is model or any(module is model for module in generating.modules())
 
 
-def _read(here: Mapping[str, Any]) -> Generation | None:
+def _read(frame_locals: Mapping[str, Any]) -> Generation | None:
     """The generation from the local variables of `generate`; None before it has processed the prompt."""
-    length, tokens, given = here.get("input_ids_length"), here.get("input_ids"), here.get("model_kwargs", {})
+    length, tokens, model_kwargs = (
+        frame_locals.get("input_ids_length"),
+        frame_locals.get("input_ids"),
+        frame_locals.get("model_kwargs", {}),
+    )
     if not isinstance(length, int) or not isinstance(tokens, Tensor):
         return None
-    is_decoder = here["self"].config.is_encoder_decoder
-    mask = given.get("decoder_attention_mask" if is_decoder else "attention_mask")
+    is_decoder = frame_locals["self"].config.is_encoder_decoder
+    mask = model_kwargs.get("decoder_attention_mask" if is_decoder else "attention_mask")
     mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
     # A continued prompt may lack the tokens that are in the cache, but its mask covers all of them.
-    known = mask.shape[1] if mask is not None else getattr(here["generation_config"], "_mask_length", None)
-    prompt = max(length, known) if isinstance(known, int) and not is_decoder else length
-    method = getattr(here.get("decoding_method"), "__name__", "")
+    mask_length = (
+        mask.shape[1] if mask is not None else getattr(frame_locals["generation_config"], "_mask_length", None)
+    )
+    prompt = max(length, mask_length) if isinstance(mask_length, int) and not is_decoder else length
+    method = getattr(frame_locals.get("decoding_method"), "__name__", "")
     return Generation(
         prompt,
         tokens if tokens.shape[1] == prompt else None,
         mask if mask is not None and mask.shape[1] == prompt else None,
         method in ("_sample", "_assisted_decoding"),
-        ref(here["generation_config"]),
+        ref(frame_locals["generation_config"]),
     )
 
 
@@ -110,11 +116,14 @@ def check_generation(model: nn.Module, options: Mapping[str, Any], *, is_hooked:
             "hooks do not work with continuous batching (cache_implementation='paged'), which packs several texts "
             "into one row in another thread: use another cache"
         )
-    own = getattr(model, "generation_config", None)
-    known = [*inspect.signature(model.generate).parameters, *(own.to_dict() if own is not None else ())]  # type: ignore[arg-type]
+    generation_config = getattr(model, "generation_config", None)
+    option_names = [
+        *inspect.signature(model.generate).parameters,  # type: ignore[arg-type]
+        *(generation_config.to_dict() if generation_config is not None else ()),
+    ]
     for name in options:
-        near = get_close_matches(name, known, n=1, cutoff=0.8)
-        if near and name not in known and is_dropped(model, name):
+        near = get_close_matches(name, option_names, n=1, cutoff=0.8)
+        if near and name not in option_names and is_dropped(model, name):
             raise HooklineError(f"generate has no option {name!r}: did you mean {near[0]!r}?")
 
 

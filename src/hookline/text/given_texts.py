@@ -22,7 +22,7 @@ def columns_in(
     # As in a later step of a generation: a token that is not in this text may be in another.
     text = ForwardPass(1, span, None, ref(model), False)
     if isinstance(positions, Meaning):
-        found = positions.mask(text, span)
+        mask = positions.mask(text, span)
     else:
-        found = mask_of_indices(positions, span.real(), text, span)
-    return found, lacking(positions, text, span)
+        mask = mask_of_indices(positions, span.real(), text, span)
+    return mask, lacking(positions, text, span)

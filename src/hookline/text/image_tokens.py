@@ -13,7 +13,7 @@ from hookline.errors import HooklineError
 def image_token_id(config: Any) -> int | None:
     """The id of the placeholder token for images; None for a model that does not take images in its text."""
     ids = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
-    return next((each for each in ids if isinstance(each, int)), None)
+    return next((token_id for token_id in ids if isinstance(token_id, int)), None)
 
 
 def image_token(config: Any) -> int:

@@ -107,8 +107,8 @@ class Outlying:
 def outlying(norms: Tensor, outliers: Outliers) -> tuple[Bool[Tensor, "*row"], Outlying]:
     """Which of the rows with these norms are outlying, and a summary."""
     bound = bound_of(norms, outliers)
-    found = is_outlying(norms, bound)
-    return found, counted(norms, found, bound, outliers)
+    is_out = is_outlying(norms, bound)
+    return is_out, counted(norms, is_out, bound, outliers)
 
 
 def counted(norms: Tensor, is_out: Tensor, bound: float, outliers: Outliers) -> Outlying:
@@ -151,7 +151,7 @@ class RowMean:
     def finds_outliers(self) -> bool:
         """Whether any of the rows added is outlying, so that all must be added again."""
         norms = pad_sequence(self._norms, padding_value=torch.nan)  # [position, batch]
-        groups = [each[~each.isnan()] for each in (norms if self.per_position else norms.flatten()[None])]
+        groups = [group[~group.isnan()] for group in (norms if self.per_position else norms.flatten()[None])]
         self.bounds = torch.tensor([bound_of(group, self.outliers) for group in groups])
         for group in groups:
             self.outlying += outlying(group, self.outliers)[1]

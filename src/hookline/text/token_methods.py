@@ -64,7 +64,7 @@ class TokenHelpers:
             ['The', ' capital', ' of', ' France', ' is']
         """
         if not isinstance(input, str | Tensor):
-            return [self.to_str_tokens(each, prepend_bos=prepend_bos) for each in input]
+            return [self.to_str_tokens(prompt, prepend_bos=prepend_bos) for prompt in input]
         ids = self.to_tokens(input, prepend_bos=prepend_bos)[0] if isinstance(input, str) else input.reshape(-1)
         return [self._text.decode([token]) for token in ids.tolist()]
 
@@ -81,8 +81,8 @@ class TokenHelpers:
             >>> model.get_token_position(" France", "The capital of France is")
             3
         """
-        wanted = self.to_single_token(token) if isinstance(token, str) else token
+        token_id = self.to_single_token(token) if isinstance(token, str) else token
         ids = (self.to_tokens(input)[0] if isinstance(input, str) else input.reshape(-1)).tolist()
-        if wanted not in ids:
+        if token_id not in ids:
             raise HooklineError(f"the token {token!r} is not in the prompt {self.to_str_tokens(input)}")
-        return ids.index(wanted) if mode == "first" else len(ids) - 1 - ids[::-1].index(wanted)
+        return ids.index(token_id) if mode == "first" else len(ids) - 1 - ids[::-1].index(token_id)

@@ -78,15 +78,15 @@ class TokenMeaning(Meaning):
         if whole is None:
             why = "the model was not given tokens" if span.tokens is None else "the earlier tokens are unknown"
             raise HooklineError(f"the position of the token {self.what!r} is unknown: {why}")
-        found = (whole == self.token_id(text)).cpu() & span.real()
+        occurrences = (whole == self.token_id(text)).cpu() & span.real()
         if generation is not None and rows_move and self.nth >= 0:
-            for row, count in enumerate(found[:, : generation.prompt].sum(1).tolist()):
+            for row, count in enumerate(occurrences[:, : generation.prompt].sum(1).tolist()):
                 if count <= self.nth:
                     raise HooklineError(
                         f"{self!r} is not in the prompt of row {row}, and cannot be counted after it: in this kind of "
                         f"generation (such as beam search) rows exchange their texts between steps"
                     )
-        return self.nth, found
+        return self.nth, occurrences
 
     def token_id(self, text: ForwardPass) -> int:
         """The id of the token."""
@@ -114,9 +114,9 @@ class _Images(Meaning):
         """The placeholder tokens that the model replaces by images; generated tokens are not images."""
         if span.tokens is None:
             raise HooklineError("image positions are unknown: the model was not given tokens")
-        found = mask_in(span.tokens, text.model().config).cpu()  # type: ignore[union-attr]
+        mask = mask_in(span.tokens, text.model().config).cpu()  # type: ignore[union-attr]
         is_generated = text.generation is not None or len(span.positions) == 1
-        return found & ~torch.tensor(text.is_new(span)) if is_generated else found
+        return mask & ~torch.tensor(text.is_new(span)) if is_generated else mask
 
     def __repr__(self) -> str:
         return "image_tokens"
@@ -130,8 +130,8 @@ class Steps(Meaning):
 
     def mask(self, text: ForwardPass, span: Span) -> Mask:
         """All columns of those steps, and none of other steps."""
-        wanted = text.is_new(span) if self.only is None else [each == self.only for each in text.steps(span)]
-        return torch.tensor(wanted).expand(span.rows, -1)
+        flags = text.is_new(span) if self.only is None else [number == self.only for number in text.steps(span)]
+        return torch.tensor(flags).expand(span.rows, -1)
 
     def __repr__(self) -> str:
         return "new_tokens" if self.only is None else f"step({self.only})"
@@ -155,16 +155,16 @@ def step(k: int) -> Meaning:
 Positions: TypeAlias = int | slice | Sequence[int] | Tensor | Meaning | None
 
 
-def is_index(given: Any) -> bool:
+def is_index(value: Any) -> bool:
     """Whether it is an integer of Python or numpy, and not a bool."""
-    return hasattr(given, "__index__") and not isinstance(given, bool | Tensor | ndarray)
+    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor | ndarray)
 
 
-def whole_number(name: str, given: Any) -> int:
+def whole_number(name: str, value: Any) -> int:
     """The integer that was given for `name`."""
-    if not is_index(given):
-        raise HooklineError(f"{name} must be an integer, not {given!r:.60}")
-    return index(given)
+    if not is_index(value):
+        raise HooklineError(f"{name} must be an integer, not {value!r:.60}")
+    return index(value)
 
 
 def canonical(positions: Any) -> Positions:
@@ -228,13 +228,13 @@ def mask_of(positions: Positions, point: Any, rows: int, n: int) -> Bool[Tensor,
 
 def _for_rows(positions: Tensor, rows: int) -> Tensor:
     """Positions per row, with one for each row of the batch: a generation may write several texts per prompt."""
-    given = 1 if positions.dtype == torch.bool and positions.ndim == 1 else len(positions)
-    if given == rows or (given == 1 and positions.dtype == torch.bool):
+    count = 1 if positions.dtype == torch.bool and positions.ndim == 1 else len(positions)
+    if count == rows or (count == 1 and positions.dtype == torch.bool):
         return positions
     text: ForwardPass | None = current.forward_pass
-    if not given or rows % given or text is None or text.generation is None:
-        raise HooklineError(f"positions are given for {given} rows, but the batch has {rows}")
-    return positions.repeat_interleave(rows // given, 0)
+    if not count or rows % count or text is None or text.generation is None:
+        raise HooklineError(f"positions are given for {count} rows, but the batch has {rows}")
+    return positions.repeat_interleave(rows // count, 0)
 
 
 def lacking(positions: Positions, text: ForwardPass, span: Span) -> Lacking:
@@ -243,10 +243,10 @@ def lacking(positions: Positions, text: ForwardPass, span: Span) -> Lacking:
     if counted is None or positions is None or isinstance(positions, slice):
         return {}
     return {
-        (row, each): _lacks(positions, row, each, count)
+        (row, position): _lacks(positions, row, position, count)
         for row, count in enumerate(counted[1].sum(1).tolist())
-        for each in _indices_in(counted[0], row)
-        if each not in range(-count, count)
+        for position in _indices_in(counted[0], row)
+        if position not in range(-count, count)
     }
 
 
@@ -268,26 +268,26 @@ def _indices_in(positions: Any, row: int) -> Sequence[int]:
 def mask_of_indices(positions: Any, counted: Mask, text: ForwardPass, span: Span) -> Mask:
     """The columns of the pass with these indices among the counted columns of each row, in the text up to them."""
     start, ends = span.positions.start, text.ends(span)
-    found = torch.zeros(len(counted), len(ends), dtype=torch.bool)
+    mask = torch.zeros(len(counted), len(ends), dtype=torch.bool)
     for row, flags in enumerate(counted.tolist()):
         columns = [column for column, is_counted in enumerate(flags) if is_counted]
         for end in set(ends):
             so_far = columns[: bisect_left(columns, end)]
             if isinstance(positions, slice):
-                wanted = so_far[positions]
+                selected = so_far[positions]
             else:
-                known = range(-len(so_far), len(so_far))
-                wanted = [so_far[each] for each in _indices_in(positions, row) if each in known]
-            here = [column - start for column in wanted if column in span.positions]
-            found[row, [column for column in here if ends[column] == end]] = True
-    return found
+                valid_indices = range(-len(so_far), len(so_far))
+                selected = [so_far[position] for position in _indices_in(positions, row) if position in valid_indices]
+            offsets = [column - start for column in selected if column in span.positions]
+            mask[row, [column for column in offsets if ends[column] == end]] = True
+    return mask
 
 
 def _counts_from_the_end(positions: Any) -> bool:
     if isinstance(positions, Meaning):
         return isinstance(positions, _Last) or (isinstance(positions, TokenMeaning) and positions.nth < 0)
     if isinstance(positions, slice):
-        return any(each is not None and each < 0 for each in (positions.start, positions.stop))
+        return any(end is not None and end < 0 for end in (positions.start, positions.stop))
     return bool((torch.as_tensor(positions) < 0).any())
 
 

@@ -31,9 +31,9 @@ class Text:
         """Token ids and the mask that is 0 where a shorter prompt was padded."""
         check_no_mapping(text)
         texts = [text] if isinstance(text, str) else list(text)
-        if not texts or not all(isinstance(each, str) and each for each in texts):
+        if not texts or not all(isinstance(prompt, str) and prompt for prompt in texts):
             raise HooklineError(f"a prompt must be a non-empty string, or a list of them, not {shown_prompt(text)}")
-        rows = [self.ids(each, prepend_bos) for each in texts]
+        rows = [self.ids(prompt, prepend_bos) for prompt in texts]
         width = max(map(len, rows))
         self.check_length(width)
         side: Side = padding_side or self._needed().padding_side
@@ -114,12 +114,12 @@ class Text:
     def decode(self, ids: Any) -> str:
         """The text of a row of ids. A tokenizer would leave out ids that it does not have."""
         tokenizer = self._needed()
-        some = ids.flatten().tolist() if isinstance(ids, Tensor) else [ids] if isinstance(ids, int) else ids
-        for each in some:
-            if isinstance(each, float):
-                raise HooklineError(f"token ids must be integers, not {each!r}")
-            if isinstance(each, int) and not 0 <= each < self.n_ids and not 0 <= each < len(tokenizer):
-                raise HooklineError(f"token {each} is out of range: this model has 0 to {self.n_ids - 1}")
+        tokens = ids.flatten().tolist() if isinstance(ids, Tensor) else [ids] if isinstance(ids, int) else ids
+        for token in tokens:
+            if isinstance(token, float):
+                raise HooklineError(f"token ids must be integers, not {token!r}")
+            if isinstance(token, int) and not 0 <= token < self.n_ids and not 0 <= token < len(tokenizer):
+                raise HooklineError(f"token {token} is out of range: this model has 0 to {self.n_ids - 1}")
         return tokenizer.decode(ids)
 
     def single(self, text: str) -> int:
@@ -149,11 +149,11 @@ def check_no_mapping(prompt: Any) -> None:
         )
 
 
-def shown_prompt(given: Any) -> str:
+def shown_prompt(prompt: Any) -> str:
     """A wrong prompt, as an error message shows it: text in full, anything else by its type."""
-    if isinstance(given, list | tuple) and not all(isinstance(each, str) for each in given):
-        return f"{a_type(given)} of {', '.join(dict.fromkeys(type(each).__name__ for each in given))}"
-    return repr(given) if isinstance(given, str | int | float | list | tuple | None) else a_type(given)
+    if isinstance(prompt, list | tuple) and not all(isinstance(element, str) for element in prompt):
+        return f"{a_type(prompt)} of {', '.join(dict.fromkeys(type(element).__name__ for element in prompt))}"
+    return repr(prompt) if isinstance(prompt, str | int | float | list | tuple | None) else a_type(prompt)
 
 
 def single_token(tokenizer: Any, text: str) -> int:
@@ -162,5 +162,7 @@ def single_token(tokenizer: Any, text: str) -> int:
         raise HooklineError(f"the token {text!r} cannot be found without a tokenizer: pass its id")
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
-        raise HooklineError(f"{text!r} is {len(ids)} tokens, not one: {[tokenizer.decode([each]) for each in ids]}")
+        raise HooklineError(
+            f"{text!r} is {len(ids)} tokens, not one: {[tokenizer.decode([token_id]) for token_id in ids]}"
+        )
     return int(ids[0])

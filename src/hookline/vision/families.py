@@ -145,8 +145,8 @@ def visible_region(processor: Any, size: Size) -> Box:
     new_h, new_w = _resized(processor, (int(canvas_h), int(canvas_w))) if processor.do_resize else (canvas_h, canvas_w)
     top, left, crop_h, crop_w = 0, 0, new_h, new_w
     if processor.do_center_crop:
-        wanted = dict(processor.crop_size)
-        crop_h, crop_w = wanted["height"], wanted["width"]
+        crop_size = dict(processor.crop_size)
+        crop_h, crop_w = crop_size["height"], crop_size["width"]
         top, left = (new_h - crop_h) // 2, (new_w - crop_w) // 2
     per_x, per_y = canvas_w / new_w, canvas_h / new_h
     return (
@@ -158,92 +158,94 @@ def visible_region(processor: Any, size: Size) -> Box:
 
 
 def _resized(processor: Any, size: Size) -> Size:
-    wanted = {name: value for name, value in dict(processor.size).items() if value}
-    if {*wanted} == {"height", "width"}:
-        return wanted["height"], wanted["width"]
-    if {*wanted} == {"shortest_edge"}:
+    target_size = {name: value for name, value in dict(processor.size).items() if value}
+    if {*target_size} == {"height", "width"}:
+        return target_size["height"], target_size["width"]
+    if {*target_size} == {"shortest_edge"}:
         height, width = size
-        short, long = wanted["shortest_edge"], int(wanted["shortest_edge"] * max(size) / min(size))
+        short, long = target_size["shortest_edge"], int(target_size["shortest_edge"] * max(size) / min(size))
         return (short, long) if height <= width else (long, short)
-    raise HooklineError(f"image regions are not supported for an image processor with size={wanted}")
+    raise HooklineError(f"image regions are not supported for an image processor with size={target_size}")
 
 
-def single_grids(given: LayoutInputs, before: int) -> list[Layout]:
+def single_grids(inputs: LayoutInputs, before: int) -> list[Layout]:
     """One grid of patches per image, after `before` positions that cover no region."""
-    n = len(given.inputs["pixel_values"])
-    given.check_number(n)
-    return [single_grid(region, *given.patches, before) for region in _regions(given, n)]
+    n = len(inputs.inputs["pixel_values"])
+    inputs.check_number(n)
+    return [single_grid(region, *inputs.patches, before) for region in _regions(inputs, n)]
 
 
-def _regions(given: LayoutInputs, n: int) -> list[Box]:
+def _regions(inputs: LayoutInputs, n: int) -> list[Box]:
     """The region of each of `n` images that the model receives."""
-    processor = given.image_processor
-    if not given.has_sizes and not processor.do_center_crop and {*dict(processor.size)} >= {"height", "width"}:
+    processor = inputs.image_processor
+    if not inputs.has_sizes and not processor.do_center_crop and {*dict(processor.size)} >= {"height", "width"}:
         return [WHOLE] * n  # independent of the image sizes
-    return [visible_region(processor, size) for size in given.sizes]
+    return [visible_region(processor, size) for size in inputs.sizes]
 
 
-def _plain(given: LayoutInputs) -> list[Layout]:
+def _plain(inputs: LayoutInputs) -> list[Layout]:
     """LLaVA and PaliGemma: one grid per image, a token per patch, possibly after a class token."""
-    rows, cols = given.patches
-    has_class_token = given.n_tokens // len(given.inputs["pixel_values"]) == rows * cols + 1
-    return single_grids(given, int(has_class_token))
+    rows, cols = inputs.patches
+    has_class_token = inputs.n_tokens // len(inputs.inputs["pixel_values"]) == rows * cols + 1
+    return single_grids(inputs, int(has_class_token))
 
 
-def _merged(given: LayoutInputs) -> list[Layout]:
+def _merged(inputs: LayoutInputs) -> list[Layout]:
     """Qwen: one grid at the native resolution; several patches are merged into one token."""
-    merge = given.config.vision_config.spatial_merge_size
+    merge = inputs.config.vision_config.spatial_merge_size
     return [
-        single_grid(WHOLE, high // merge, wide // merge) for _, high, wide in given.inputs["image_grid_thw"].tolist()
+        single_grid(WHOLE, high // merge, wide // merge) for _, high, wide in inputs.inputs["image_grid_thw"].tolist()
     ]
 
 
-def _pooled(given: LayoutInputs) -> list[Layout]:
+def _pooled(inputs: LayoutInputs) -> list[Layout]:
     """Gemma 3: one grid of pooled patches."""
-    side = math.isqrt(given.config.mm_tokens_per_image)
-    return [single_grid(region, side, side) for region in _regions(given, len(given.inputs["pixel_values"]))]
+    side = math.isqrt(inputs.config.mm_tokens_per_image)
+    return [single_grid(region, side, side) for region in _regions(inputs, len(inputs.inputs["pixel_values"]))]
 
 
-def _shuffled(given: LayoutInputs) -> list[Layout]:
+def _shuffled(inputs: LayoutInputs) -> list[Layout]:
     """Idefics 3 and SmolVLM: tiles row by row, then the whole image; or the whole image only."""
     from PIL import Image
 
     layouts = []
-    for height, width in given.sizes:  # the image processor itself says how it tiles a blank image of this size
+    for height, width in inputs.sizes:  # the image processor itself says how it tiles a blank image of this size
         blank = [[Image.new("RGB", (width, height))]]
-        made = given.image_processor(images=blank, return_row_col_info=True, return_tensors="pt")
-        layouts.append(tiles(made["rows"][0][0], made["cols"][0][0], given.patches[0] // given.config.scale_factor))
+        made = inputs.image_processor(images=blank, return_row_col_info=True, return_tensors="pt")
+        layouts.append(tiles(made["rows"][0][0], made["cols"][0][0], inputs.patches[0] // inputs.config.scale_factor))
     return layouts
 
 
-def _cropped(given: LayoutInputs) -> list[Layout]:
+def _cropped(inputs: LayoutInputs) -> list[Layout]:
     """InternVL: tiles row by row, then the whole image; or the whole image only."""
-    side = math.isqrt(given.config.image_seq_length)
-    processor = given.image_processor
-    if not (given.option("crop_to_patches") and processor.max_patches > 1):
-        return [single_grid(WHOLE, side, side) for _ in given.inputs["pixel_values"]]
+    side = math.isqrt(inputs.config.image_seq_length)
+    processor = inputs.image_processor
+    if not (inputs.option("crop_to_patches") and processor.max_patches > 1):
+        return [single_grid(WHOLE, side, side) for _ in inputs.inputs["pixel_values"]]
     canvas = vars(sys.modules[type(processor).__module__])["get_optimal_tiled_canvas"]
     tile = (dict(processor.size)["height"], dict(processor.size)["width"])
-    shapes = [canvas(size, tile, processor.min_patches, processor.max_patches) for size in given.sizes]
+    shapes = [canvas(size, tile, processor.min_patches, processor.max_patches) for size in inputs.sizes]
     return [tiles(rows, cols, side) for cols, rows in shapes]
 
 
-def _anyres(given: LayoutInputs) -> list[Layout]:
+def _anyres(inputs: LayoutInputs) -> list[Layout]:
     """LLaVA-NeXT and LLaVA-OneVision: the whole image, then all tiles as one grid, unpadded, with a newline per row."""
-    sizes = [tuple(size) for size in given.inputs["image_sizes"].tolist()]
-    given.check_number(len(sizes))
-    if given.has_sizes and given.sizes != sizes:
-        made, passed = (", ".join(f"{width} × {height}" for height, width in each) for each in (sizes, given.sizes))
+    sizes = [tuple(size) for size in inputs.inputs["image_sizes"].tolist()]
+    inputs.check_number(len(sizes))
+    if inputs.has_sizes and inputs.sizes != sizes:
+        made, passed = (
+            ", ".join(f"{width} × {height}" for height, width in image_sizes) for image_sizes in (sizes, inputs.sizes)
+        )
         raise HooklineError(f"the inputs were made from images of {made} pixels, not {passed}")
     alone = [True] * len(sizes)
-    if "batch_num_images" in given.inputs:  # several images in one prompt are not tiled
-        alone = [n == 1 for n in given.inputs["batch_num_images"].tolist() for _ in range(n)]
-    return [_cut(given, size) if cut else _square(given, size) for size, cut in zip(sizes, alone, strict=True)]
+    if "batch_num_images" in inputs.inputs:  # several images in one prompt are not tiled
+        alone = [n == 1 for n in inputs.inputs["batch_num_images"].tolist() for _ in range(n)]
+    return [_cut(inputs, size) if cut else _square(inputs, size) for size, cut in zip(sizes, alone, strict=True)]
 
 
-def _square(given: LayoutInputs, size: Size) -> Layout:
+def _square(inputs: LayoutInputs, size: Size) -> Layout:
     """The image padded to a square, followed by one newline token."""
-    rows, cols = given.patches
+    rows, cols = inputs.patches
     height, width = size
     side = max(size)
     x, y = (side - width) // 2, (side - height) // 2
@@ -251,18 +253,18 @@ def _square(given: LayoutInputs, size: Size) -> Layout:
     return Layout(torch.cat([layout.boxes, nowhere()]), layout.main)
 
 
-def _cut(given: LayoutInputs, size: Size) -> Layout:
+def _cut(inputs: LayoutInputs, size: Size) -> Layout:
     from transformers.image_processing_utils import select_best_resolution
 
-    side, _ = given.patches
-    pixels = given.inputs["pixel_values"].shape[-1]
-    canvas_h, canvas_w = select_best_resolution(size, given.config.image_grid_pinpoints)
+    side, _ = inputs.patches
+    pixels = inputs.inputs["pixel_values"].shape[-1]
+    canvas_h, canvas_w = select_best_resolution(size, inputs.config.image_grid_pinpoints)
     grid_h, grid_w = canvas_h // pixels * side, canvas_w // pixels * side
     off_y, off_x = _padding(size, (grid_h, grid_w))
     x0, y0, x1, y1 = _region_on(size, (canvas_h, canvas_w))
     per_x, per_y = (x1 - x0) / grid_w, (y1 - y0) / grid_h
     region = (x0 + off_x * per_x, y0 + off_y * per_y, x1 - off_x * per_x, y1 - off_y * per_y)
-    rows, cols = _at_most(given.config, grid_h - 2 * off_y, grid_w - 2 * off_x, side)
+    rows, cols = _at_most(inputs.config, grid_h - 2 * off_y, grid_w - 2 * off_x, side)
     fine = cells(region, rows, cols).view(rows, cols, 4)
     fine = torch.cat([fine, nowhere(rows)[:, None]], 1).flatten(0, 1)
     main = torch.arange(rows * (cols + 1)).view(rows, cols + 1)[:, :cols] + side * side
@@ -338,7 +340,7 @@ def family(model_type: str) -> Family:
 
 def families_with(patches: str) -> list[str]:
     """The families whose towers order patches in this way."""
-    return [name for name, each in FAMILIES.items() if each.patches == patches]
+    return [name for name, row in FAMILIES.items() if row.patches == patches]
 
 
 def rows_before(config: Any) -> int | None:
@@ -348,42 +350,42 @@ def rows_before(config: Any) -> int | None:
     return family(getattr(config, "vision_config", config).model_type).before
 
 
-def layouts_of(given: LayoutInputs) -> list[Layout]:
+def layouts_of(inputs: LayoutInputs) -> list[Layout]:
     """The layout of each image's tokens in the prompt, in order; raises if the counts do not match the prompt."""
-    kind = given.config.model_type
+    kind = inputs.config.model_type
     tokens = family(kind).tokens
     if tokens is None:
-        known = [name for name, each in FAMILIES.items() if each.tokens is not None]
+        supported = [name for name, row in FAMILIES.items() if row.tokens is not None]
         raise HooklineError(
-            f"the image regions of tokens are not known for {kind!r} models, only for {', '.join(known)}. "
+            f"the image regions of tokens are not known for {kind!r} models, only for {', '.join(supported)}. "
             "model.image_token_mask(inputs) returns the positions of image tokens"
         )
-    layouts = tokens(given)
-    given.check_number(len(layouts))
+    layouts = tokens(inputs)
+    inputs.check_number(len(layouts))
     expected = sum(len(layout.boxes) for layout in layouts)
-    if expected != given.n_tokens:
+    if expected != inputs.n_tokens:
         raise HooklineError(
-            f"the prompt has {given.n_tokens} image tokens, but this model's processor would produce {expected}: these "
-            "inputs may come from another processor, other options, or other images"
+            f"the prompt has {inputs.n_tokens} image tokens, but this model's processor would produce {expected}: "
+            "these inputs may come from another processor, other options, or other images"
         )
     return layouts
 
 
-def patch_boxes(given: LayoutInputs) -> Float[Tensor, "row patch 4"]:
+def patch_boxes(inputs: LayoutInputs) -> Float[Tensor, "row patch 4"]:
     """The region of each position of the `vision.` points, in the tower's order; NaN where there is none."""
-    kind = given.config.model_type
+    kind = inputs.config.model_type
     if family(kind).patches == "groups":
-        grids = given.inputs["image_grid_thw"].tolist()
-        given.check_number(len(grids))
-        return torch.cat([_grouped(given.config.vision_config, *grid) for grid in grids])[None]
-    before = rows_before(given.config)
+        grids = inputs.inputs["image_grid_thw"].tolist()
+        inputs.check_number(len(grids))
+        return torch.cat([_grouped(inputs.config.vision_config, *grid) for grid in grids])[None]
+    before = rows_before(inputs.config)
     if before is None:
-        known = ", ".join((*families_with("groups"), *families_with("rows")))
+        supported = ", ".join((*families_with("groups"), *families_with("rows")))
         raise HooklineError(
-            f"the image regions of vision-tower patches are not known for {kind!r} models, only for {known}. "
+            f"the image regions of vision-tower patches are not known for {kind!r} models, only for {supported}. "
             "model.image_grid(inputs) returns the regions of prompt positions"
         )
-    return torch.stack([layout.boxes for layout in single_grids(given, before)])
+    return torch.stack([layout.boxes for layout in single_grids(inputs, before)])
 
 
 def _grouped(config: Any, frames: int, rows: int, cols: int) -> Float[Tensor, "patch 4"]:

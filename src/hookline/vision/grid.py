@@ -49,13 +49,13 @@ class ImageGrid:
 
     def box(self, position: int | Tensor) -> Box:
         """The box of a position; NaN if the position covers no region."""
-        found = (self.positions == int(position)).nonzero().flatten()
-        if not len(found):
+        indices = (self.positions == int(position)).nonzero().flatten()
+        if not len(indices):
             first, last = int(self.positions[0]), int(self.positions[-1])
             raise HooklineError(
                 f"position {int(position)} is not part of this image: its positions are {first} to {last}"
             )
-        left, top, right, bottom = self.boxes[found[0]].tolist()
+        left, top, right, bottom = self.boxes[indices[0]].tolist()
         return left, top, right, bottom
 
     def position(self, x: float, y: float) -> int:

@@ -90,11 +90,11 @@ class ImageMethods:
         return self.to_inputs(f"{framed_placeholder(self.processor)} What is this? It is here.", images=[shades])
 
     def _with_images(
-        self, prompt: Any, images: Images, prepend_bos: bool | None, padding_side: Side | None, given: dict[str, Any]
+        self, prompt: Any, images: Images, prepend_bos: bool | None, padding_side: Side | None, kwargs: dict[str, Any]
     ) -> Inputs:
         """The inputs of a run with images; raises if any of them is also passed directly."""
         inputs = self.to_inputs(prompt, images, prepend_bos=prepend_bos, padding_side=padding_side)
-        twice = [name for name in inputs if name in given]
+        twice = [name for name in inputs if name in kwargs]
         if twice:
             raise HooklineError(f"images= already provides these inputs, omit them: {', '.join(twice)}")
         return inputs
@@ -105,7 +105,7 @@ class ImageMethods:
         prompts = [prompt] if isinstance(prompt, str) else prompt
         if isinstance(prompt, Tensor):
             raise HooklineError("with images, pass the prompt as text: the processor tokenizes it")
-        if prompt is None or not prompts or not all(isinstance(each, str) and each for each in prompts):
+        if prompt is None or not prompts or not all(isinstance(text, str) and text for text in prompts):
             raise HooklineError(
                 f"images need a prompt with {token!r} where each image belongs, not {shown_prompt(prompt)}"
             )
@@ -116,7 +116,7 @@ class ImageMethods:
         taken = parameters_of(self.module)[0]
         for name in [name for name in inputs if "pixel_values" in taken and name not in taken]:
             del inputs[name]
-        dtype = next(each.dtype for each in self.module.parameters() if each.is_floating_point())
+        dtype = next(parameter.dtype for parameter in self.module.parameters() if parameter.is_floating_point())
         for name, value in inputs.items():
             if isinstance(value, Tensor):
                 inputs[name] = value.to(device=self._device, dtype=dtype if value.is_floating_point() else None)
@@ -149,12 +149,12 @@ class ImageMethods:
         if isinstance(prompt, Tensor) and prompt.ndim <= 2:
             return  # token ids
         place = image_place(self.processor)
-        for each in (prompt if isinstance(prompt, list | tuple) else [prompt]) if self.takes_images else ():
-            if type(each).__module__.startswith("PIL.") or getattr(each, "ndim", 0) > 2:  # an image, or several
+        for part in (prompt if isinstance(prompt, list | tuple) else [prompt]) if self.takes_images else ():
+            if type(part).__module__.startswith("PIL.") or getattr(part, "ndim", 0) > 2:  # an image, or several
                 raise HooklineError("pass images by keyword: model(prompt, images=[…])")
-            if isinstance(each, str) and place is not None and place in each:
+            if isinstance(part, str) and place is not None and place in part:
                 raise HooklineError(
-                    f"the prompt {each!r} has an image placeholder, {place!r}, but no images were passed: images=[…]. "
+                    f"the prompt {part!r} has an image placeholder, {place!r}, but no images were passed: images=[…]. "
                     "To run it without images, pass its tokens, model.to_tokens(prompt)"
                 )
 
@@ -223,16 +223,16 @@ class ImageMethods:
         The range goes from the first token of the image to the last, including other tokens in between, as in models
         that tile images; `image_token_mask` marks only the image's own tokens.
         """
-        given = self._last_inputs if inputs is None else self._as_inputs(inputs, images)
-        if given is None:
+        model_inputs = self._last_inputs if inputs is None else self._as_inputs(inputs, images)
+        if model_inputs is None:
             raise HooklineError("no inputs with images have been made or run yet: pass inputs=model.to_inputs(…)")
-        rows = places_in(LayoutInputs(self.module.config, self.processor, given))
+        rows = places_in(LayoutInputs(self.module.config, self.processor, model_inputs))
         if row not in range(-len(rows), len(rows)):
             raise HooklineError(f"row {row} is out of range: the inputs have {len(rows)} rows")
         if image not in range(-len(rows[row]), len(rows[row])):
             raise HooklineError(f"image {image} is out of range: row {row} has {len(rows[row])} images")
-        found = rows[row][image].tolist()
-        return range(found[0], found[-1] + 1)
+        positions = rows[row][image].tolist()
+        return range(positions[0], positions[-1] + 1)
 
     def image_grid(
         self, inputs: Mapping[str, Any] | str | Sequence[str], images: Images | None = None
@@ -259,21 +259,21 @@ class ImageMethods:
         Boxes are as in `image_grid`, with NaN for a class token. A tower that packs all images into one row (Qwen) has
         one row of boxes, each relative to its own image.
         """
-        given = self._as_inputs(inputs, images)
-        if "pixel_values" not in given:
+        model_inputs = self._as_inputs(inputs, images)
+        if "pixel_values" not in model_inputs:
             raise HooklineError("these inputs have no image: pass model.to_inputs(prompt, images=[…])")
-        return patch_boxes(LayoutInputs(self.module.config, self.processor, given))
+        return patch_boxes(LayoutInputs(self.module.config, self.processor, model_inputs))
 
     def _as_inputs(self, inputs: Any, images: Images | None) -> Mapping[str, Any]:
         if isinstance(inputs, str) or not isinstance(inputs, Mapping):
             return self.to_inputs(inputs, images)
         if images is None:
             return inputs
-        given = Inputs(inputs)
+        sized_inputs = Inputs(inputs)
         nested: Any = [images] if is_one_image(images) else images
-        rows = [[each] if is_one_image(each) else each for each in nested]
-        given.sizes = sizes_of([[as_image(image) for image in row] for row in rows])
-        return given
+        rows = [[row] if is_one_image(row) else row for row in nested]
+        sized_inputs.sizes = sizes_of([[as_image(image) for image in row] for row in rows])
+        return sized_inputs
 
     def _remember(self, inputs: Mapping[str, Any]) -> None:
         """Keep what locates the images in these inputs, without the pixels."""
@@ -282,11 +282,13 @@ class ImageMethods:
         tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
         if "input_ids" not in tensors:
             return
-        kept = Inputs({name: x.detach().to("meta") if x.is_floating_point() else x for name, x in tensors.items()})
+        meta_inputs = Inputs(
+            {name: x.detach().to("meta") if x.is_floating_point() else x for name, x in tensors.items()}
+        )
         last = self._last_inputs
         same = last is not None and last["input_ids"] is inputs["input_ids"]
-        kept.sizes = getattr(inputs, "sizes", None) or (last.sizes if same else None)  # type: ignore[union-attr]
-        self._last_inputs = kept
+        meta_inputs.sizes = getattr(inputs, "sizes", None) or (last.sizes if same else None)  # type: ignore[union-attr]
+        self._last_inputs = meta_inputs
 
 
 def with_shapes(model: Any, plan: Plan, inputs: Mapping[str, Any]) -> Plan:

@@ -23,20 +23,20 @@ _DEEPER = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """PIL modes with more than 8 bits per channel."""
 
 
-def as_image(given: Any, what: str = "the image") -> Image:
+def as_image(source: Any, what: str = "the image") -> Image:
     """One image as RGB, rotated according to its EXIF data, without alpha. `what` names the image in errors."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise HooklineError('images require Pillow: pip install "hookline[vision]"') from error
-    if isinstance(given, Image.Image):
-        image = given
-    elif isinstance(given, str | Path):
-        image = _opened(given, what)
-    elif isinstance(given, np.ndarray | Tensor):
-        image = Image.fromarray(_pixels(given, what))
+    if isinstance(source, Image.Image):
+        image = source
+    elif isinstance(source, str | Path):
+        image = _opened(source, what)
+    elif isinstance(source, np.ndarray | Tensor):
+        image = Image.fromarray(_pixels(source, what))
     else:
-        raise HooklineError(f"{what} is {a_type(given)}: give {_KINDS}")
+        raise HooklineError(f"{what} is {a_type(source)}: give {_KINDS}")
     if image.mode in _DEEPER:
         raise HooklineError(f"{what} has PIL mode {image.mode!r}, with more than 8 bits: scale it to 0 … 255 first")
     if 0 in image.size:
@@ -47,9 +47,9 @@ def as_image(given: Any, what: str = "the image") -> Image:
         raise HooklineError(f"{what} has PIL mode {image.mode!r}, which cannot be converted to RGB: {error}") from error
 
 
-def is_one_image(given: Any) -> bool:
+def is_one_image(images: Any) -> bool:
     """Whether this is a single image, not a list."""
-    return not isinstance(given, list | tuple)
+    return not isinstance(images, list | tuple)
 
 
 def _opened(path: str | Path, what: str) -> Image:
@@ -68,13 +68,13 @@ def _opened(path: str | Path, what: str) -> Image:
         raise HooklineError(f"{what}: file {str(path)!r} cannot be read as an image: {error}") from error
 
 
-def _pixels(given: np.ndarray[Any, Any] | Tensor, what: str) -> np.ndarray[Any, Any]:
+def _pixels(values: np.ndarray[Any, Any] | Tensor, what: str) -> np.ndarray[Any, Any]:
     """An array as PIL accepts it: height × width, or height × width × 3 or 4, with values 0 … 255."""
-    if isinstance(given, Tensor):  # NumPy has no bfloat16
-        given = (given.float() if given.is_floating_point() else given).detach().cpu().numpy()
-    array = _channels_last(given, what)
+    if isinstance(values, Tensor):  # NumPy has no bfloat16
+        values = (values.float() if values.is_floating_point() else values).detach().cpu().numpy()
+    array = _channels_last(values, what)
     if array.size == 0:
-        raise HooklineError(f"{what} is empty: it has shape {list(given.shape)}")
+        raise HooklineError(f"{what} is empty: it has shape {list(values.shape)}")
     if array.dtype == np.uint8:
         return array
     if not np.issubdtype(array.dtype, np.floating):

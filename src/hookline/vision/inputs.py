@@ -31,7 +31,7 @@ def placeholder_of(processor: Any) -> str:
 def image_place(processor: Any) -> str | None:
     """The same, or None if it has none."""
     # Prompts for Gemma 3 have the token that begins an image; in older versions of transformers, `image_token` differs.
-    is_gemma3 = any(each.__name__ == "Gemma3Processor" for each in type(processor).__mro__)
+    is_gemma3 = any(kind.__name__ == "Gemma3Processor" for kind in type(processor).__mro__)
     token = getattr(processor, "boi_token" if is_gemma3 else "image_token", None)
     return token if isinstance(token, str) else None
 
@@ -51,45 +51,45 @@ def images_per_prompt(images: Any, places: Sequence[int] | None, placeholder: st
     The counts are checked before any image is opened.
     """
     nested = _nested(images, places)
-    for row, (here, wanted) in enumerate(zip(nested, places or (), strict=False)):
-        if len(here) != wanted:
+    for row, (row_images, count) in enumerate(zip(nested, places or (), strict=False)):
+        if len(row_images) != count:
             where = f"prompt {row} has" if len(nested) > 1 else "the prompt has"
             raise HooklineError(
-                f"{where} {how_many(wanted, 'image placeholder')}, but got {how_many(len(here), 'image')}: write "
+                f"{where} {how_many(count, 'image placeholder')}, but got {how_many(len(row_images), 'image')}: write "
                 f"{placeholder!r} where each image belongs"
             )
     many = len(nested) > 1 and places is not None
     return [
-        [as_image(each, f"image {i}" + (f" of prompt {row}" if many else "")) for i, each in enumerate(here)]
-        for row, here in enumerate(nested)
+        [as_image(image, f"image {i}" + (f" of prompt {row}" if many else "")) for i, image in enumerate(row_images)]
+        for row, row_images in enumerate(nested)
     ]
 
 
 def _nested(images: Any, places: Sequence[int] | None) -> list[list[Any]]:
-    given = [images] if is_one_image(images) else list(images)
-    if not given:
+    image_list = [images] if is_one_image(images) else list(images)
+    if not image_list:
         raise HooklineError("images is empty: omit it for a prompt without images")
-    lists = [not is_one_image(each) for each in given]
+    lists = [not is_one_image(image) for image in image_list]
     if any(lists) and not all(lists):
         raise HooklineError("images mixes images and lists of images: pass one list per prompt")
     if places is None:
         if any(lists):
             raise HooklineError("images contains lists: a model without text takes a flat list of images")
-        return [[each] for each in given]
+        return [[image] for image in image_list]
     if all(lists):
-        if len(given) != len(places):
+        if len(image_list) != len(places):
             raise HooklineError(
-                f"got {how_many(len(places), 'prompt')} but {len(given)} lists of images: pass one list per prompt"
+                f"got {how_many(len(places), 'prompt')} but {len(image_list)} lists of images: pass one list per prompt"
             )
-        return [list(each) for each in given]
+        return [list(row) for row in image_list]
     if len(places) == 1:
-        return [given]
-    if any(wanted != 1 for wanted in places) or len(given) != len(places):
+        return [image_list]
+    if any(count != 1 for count in places) or len(image_list) != len(places):
         raise HooklineError(
             f"{how_many(len(places), 'prompt')} with {', '.join(map(str, places))} image placeholders, but a flat list "
-            f"of {how_many(len(given), 'image')}: pass one list per prompt, images=[[…], […]]"
+            f"of {how_many(len(image_list), 'image')}: pass one list per prompt, images=[[…], […]]"
         )
-    return [[each] for each in given]
+    return [[image] for image in image_list]
 
 
 def encode_prompts(

@@ -10,16 +10,16 @@ from hookline.vision.families import LayoutInputs, family, layouts_of, single_gr
 from hookline.vision.grid import ImageGrid
 
 
-def grids_in(given: LayoutInputs) -> list[list[ImageGrid]]:
+def grids_in(inputs: LayoutInputs) -> list[list[ImageGrid]]:
     """The grid of each image: one list per prompt."""
-    before = family(given.config.model_type).before
+    before = family(inputs.config.model_type).before
     if before is not None:  # a vision encoder: its positions are those of its stream
-        layouts = single_grids(given, before)
+        layouts = single_grids(inputs, before)
         return [[ImageGrid(torch.arange(len(layout.boxes)), layout.boxes, layout.main)] for layout in layouts]
-    columns = given.columns
-    if "pixel_values" not in given.inputs and "image_grid_thw" not in given.inputs:
+    columns = inputs.columns
+    if "pixel_values" not in inputs.inputs and "image_grid_thw" not in inputs.inputs:
         raise HooklineError("these inputs have no image: pass model.to_inputs(prompt, images=[…])")
-    left, grids = layouts_of(given), []
+    left, grids = layouts_of(inputs), []
     sizes = [len(layout.boxes) for layout in left]
     for row in columns:  # images are in the order of the prompts, and each row has as many tokens as its images need
         counts: list[int] = []
@@ -31,15 +31,17 @@ def grids_in(given: LayoutInputs) -> list[list[ImageGrid]]:
                 "was truncated, or the images are not in the order of the prompts"
             )
         mine, left = left[: len(counts)], left[len(counts) :]
-        grids.append([ImageGrid(at, own.boxes, own.main) for at, own in zip(row.split(counts), mine, strict=True)])
+        grids.append(
+            [ImageGrid(at, layout.boxes, layout.main) for at, layout in zip(row.split(counts), mine, strict=True)]
+        )
     return grids
 
 
-def places_in(given: LayoutInputs) -> list[list[Tensor]]:
+def places_in(inputs: LayoutInputs) -> list[list[Tensor]]:
     """The positions of each image: one list per prompt."""
-    if family(given.config.model_type).tokens is not None and given.processor is not None:
-        return [[grid.positions for grid in row] for row in grids_in(given)]
-    return [_runs(row) for row in given.columns]
+    if family(inputs.config.model_type).tokens is not None and inputs.processor is not None:
+        return [[grid.positions for grid in row] for row in grids_in(inputs)]
+    return [_runs(row) for row in inputs.columns]
 
 
 def _runs(row: Tensor) -> list[Tensor]:

@@ -124,7 +124,7 @@ class FactoredMatrix:
         if Ellipsis in index:
             place = index.index(Ellipsis)
             index = (*index[:place], *[slice(None)] * (self.ndim - len(index) + 1), *index[place + 1 :])
-        new = sum(each is None for each in index)
+        new = sum(axis_index is None for axis_index in index)
         if len(index) - new > self.ndim:
             raise HooklineError(f"{len(index)} indices for a matrix with {self.ndim} axes")
         n = self.ndim - 2 + new  # new axes are batch axes

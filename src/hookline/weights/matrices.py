@@ -41,13 +41,13 @@ def weight(points: ModelPoints, layer: int, name: str) -> Tensor:
 
     Where no view is possible, it is a `ReadOnlyTensor`.
     """
-    found, own = weight_and_parameter(points, layer, name)
+    tensor, parameter = weight_and_parameter(points, layer, name)
     where = f"{points.layer(layer)} of this model"
-    if own is None:
-        return read_only(found, f"{where} has no {name}, so it is all zeros")
-    if shares_memory(found, own):
-        return found
-    return read_only(found, f"{where} has {name} in another layout; write to the parameters of model.module")
+    if parameter is None:
+        return read_only(tensor, f"{where} has no {name}, so it is all zeros")
+    if shares_memory(tensor, parameter):
+        return tensor
+    return read_only(tensor, f"{where} has {name} in another layout; write to the parameters of model.module")
 
 
 def weight_and_parameter(points: ModelPoints, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
@@ -57,14 +57,14 @@ def weight_and_parameter(points: ModelPoints, layer: int, name: str) -> tuple[Te
     kind, _, part = name.partition("_")
     site = points.find(f"{points.layer(layer)}.{_point_of(points, layer, part)}").site
     matrix, bias = linear(site.module)
-    own: Any = site.module.weight if kind == "W" else bias
-    found = matrix if kind == "W" else torch.zeros_like(matrix[0]) if bias is None else bias
+    parameter: Any = site.module.weight if kind == "W" else bias
+    tensor = matrix if kind == "W" else torch.zeros_like(matrix[0]) if bias is None else bias
     if part in ("Q", "K", "V"):
-        by_head = without_first(site.lens).get(found)
-        found = by_head.movedim(-2, 0) if kind == "W" else by_head
+        by_head = without_first(site.lens).get(tensor)
+        tensor = by_head.movedim(-2, 0) if kind == "W" else by_head
     elif name == "W_O":
-        found = matrix.unflatten(0, (_heads_of(points, layer), -1))
-    return found, own
+        tensor = matrix.unflatten(0, (_heads_of(points, layer), -1))
+    return tensor, parameter
 
 
 def _point_of(points: ModelPoints, layer: int, part: str) -> str:
@@ -83,8 +83,8 @@ def _heads_of(points: ModelPoints, layer: int) -> int:
 
 def check_loaded(module: nn.Module) -> None:
     """Raise if accelerate offloads the weight of a module."""
-    own: Any = getattr(module, "weight", None)
-    if isinstance(own, Tensor) and own.is_meta and hasattr(module, "_hf_hook"):
+    parameter: Any = getattr(module, "weight", None)
+    if isinstance(parameter, Tensor) and parameter.is_meta and hasattr(module, "_hf_hook"):
         raise HooklineError(
             "the weights of this model are offloaded by accelerate, and are loaded only while a module runs: load the "
             "model without offloading (device_map=None, no cpu_offload) to read its weights"
@@ -93,15 +93,15 @@ def check_loaded(module: nn.Module) -> None:
 
 def linear(module: nn.Module) -> tuple[Float[Tensor, "into out"], Float[Tensor, " out"] | None]:
     """The matrix and the bias of a linear module, such that its output is `x @ matrix + bias`."""
-    own: Any = getattr(module, "weight", None)
+    parameter: Any = getattr(module, "weight", None)
     is_plain = isinstance(module, nn.Linear) or is_reversed(module)
     check_loaded(module)
-    is_sharded = hasattr(own, "full_tensor")
-    if not is_plain or not (is_sharded or type(own) is nn.Parameter) or own.is_meta:
+    is_sharded = hasattr(parameter, "full_tensor")
+    if not is_plain or not (is_sharded or type(parameter) is nn.Parameter) or parameter.is_meta:
         raise HooklineError(f"{type(module).__name__} is not a plain linear module: is it adapted or quantized?")
     bias: Any = getattr(module, "bias", None)
-    own, bias = whole_parameter(own), whole_parameter(bias)
-    return (own if is_reversed(module) else own.T), bias
+    parameter, bias = whole_parameter(parameter), whole_parameter(bias)
+    return (parameter if is_reversed(module) else parameter.T), bias
 
 
 def is_reversed(module: nn.Module) -> bool:
@@ -112,7 +112,7 @@ def is_reversed(module: nn.Module) -> bool:
 def without_first(lens: Lens) -> Lens:
     """The lens without its first step, which finds the tensor in the output of a module."""
     if isinstance(lens, Chain) and isinstance(lens.lenses[0], First):
-        return Chain(tuple(each for each in lens.lenses[1:] if not isinstance(each, Gathered)))
+        return Chain(tuple(step for step in lens.lenses[1:] if not isinstance(step, Gathered)))
     raise HooklineError("the output of this projection is not split into heads in a way that applies to its weights")
 
 
@@ -157,8 +157,10 @@ class Weights:
     @classmethod
     def names(cls) -> list[str]:
         """The attributes that a model passes on to its weights."""
-        own = (name for each in cls.__mro__ for name in vars(each) if not name.startswith("_") and name != "names")
-        return list(dict.fromkeys([*STACKED, *own]))
+        attributes = (
+            name for base in cls.__mro__ for name in vars(base) if not name.startswith("_") and name != "names"
+        )
+        return list(dict.fromkeys([*STACKED, *attributes]))
 
     def _stacked(self, name: str) -> Tensor:
         layers = range(len(self._points.anatomy.blocks))
@@ -249,10 +251,13 @@ class Weights:
                 f"{self._points.anatomy.kind} has norms or cross-attention between its biases and the stream, so what "
                 f"they add is not constant; see cache.get_full_resid_decomposition"
             )
-        found = [weight(self._points, each, "b_O") for each in range(layer + (mlp_input and not row.parallel))]
+        biases = [
+            weight(self._points, earlier_layer, "b_O")
+            for earlier_layer in range(layer + (mlp_input and not row.parallel))
+        ]
         if include_mlp_biases:
-            found += [bias for each in range(layer) if (bias := self._bias_of_mlp(each)) is not None]
-        return torch.zeros_like(self.W_E[0]) + row.residual_factor * sum(found)
+            biases += [bias for earlier_layer in range(layer) if (bias := self._bias_of_mlp(earlier_layer)) is not None]
+        return torch.zeros_like(self.W_E[0]) + row.residual_factor * sum(biases)
 
     def _bias_of_mlp(self, layer: int) -> Tensor | None:
         """The output bias of an MLP; None if it has no bias at all, like most experts."""
@@ -267,13 +272,15 @@ class Weights:
 
     def token_ids(self, tokens: str | int | Sequence[str] | Sequence[int] | Tensor) -> Int[Tensor, "*some"]:
         """Token ids, from one token as text, from several, or from ids."""
-        tokenizer, known = tokenizers.get(self._points.root), self.W_U.shape[-1]
-        given: Any = single_token(tokenizer, tokens) if isinstance(tokens, str) else tokens
-        if isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
-            given = [single_token(tokenizer, each) for each in given]
-        ids = torch.as_tensor(given, device=self.W_U.device)
-        if ids.is_floating_point() or ids.dtype == torch.bool or bool((ids < 0).any() or (ids >= known).any()):
-            raise HooklineError(f"tokens must be texts of one token each, or ids from 0 to {known - 1}, not {tokens!r}")
+        tokenizer, d_vocab = tokenizers.get(self._points.root), self.W_U.shape[-1]
+        raw_ids: Any = single_token(tokenizer, tokens) if isinstance(tokens, str) else tokens
+        if isinstance(raw_ids, list | tuple) and all(isinstance(token, str) for token in raw_ids):
+            raw_ids = [single_token(tokenizer, token) for token in raw_ids]
+        ids = torch.as_tensor(raw_ids, device=self.W_U.device)
+        if ids.is_floating_point() or ids.dtype == torch.bool or bool((ids < 0).any() or (ids >= d_vocab).any()):
+            raise HooklineError(
+                f"tokens must be texts of one token each, or ids from 0 to {d_vocab - 1}, not {tokens!r}"
+            )
         return ids
 
     def tokens_to_residual_directions(

@@ -41,10 +41,12 @@ class ReadOnlyTensor(Tensor):
             for written in target if isinstance(target, list | tuple) else [target]:
                 if isinstance(written, ReadOnlyTensor):
                     raise HooklineError(f"this tensor is a copy, so writing to it would have no effect: {written.why}")
-        given = [each for each in args if isinstance(each, ReadOnlyTensor)]
+        read_only_tensors = [arg for arg in args if isinstance(arg, ReadOnlyTensor)]
 
         def marked(x: Any) -> Any:
-            source = next((each for each in given if isinstance(x, Tensor) and shares_memory(x, each)), None)
+            source = next(
+                (tensor for tensor in read_only_tensors if isinstance(x, Tensor) and shares_memory(x, tensor)), None
+            )
             return plain(x) if source is None else read_only(x, source.why)
 
         with torch._C.DisableTorchFunctionSubclass():

@@ -96,7 +96,7 @@ def _check_stream(points: ModelPoints, run: Callable[[], Tensor]) -> None:
         sites[f"the end of {stack.name}"] = stack.ln_final
 
     def look(name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        x = next(each for each in reversed([*tensors_in(args or kwargs)]) if each.is_floating_point()).double()
+        x = next(tensor for tensor in reversed([*tensors_in(args or kwargs)]) if tensor.is_floating_point()).double()
         means[name] = float(x.mean(-1).norm() * x.shape[-1] ** 0.5 / x.norm())
 
     with TorchHooks(before=[(module, partial(look, name)) for name, module in sites.items()]):

@@ -32,7 +32,7 @@ def fold_norms(points: ModelPoints, swaps: Swaps, run: Callable[[], Any]) -> Non
         for block in stack.blocks:
             check_called(points.root, block.module, reading.called, anatomy.width)
     mixtures = [block.mlp or block.mixer for stack in anatomy.stacks for block in stack.blocks]
-    experts = {child(each, names) for each in mixtures if each is not None for names in (ROUTER, EXPERTS)}
+    experts = {child(mixture, names) for mixture in mixtures if mixture is not None for names in (ROUTER, EXPERTS)}
     for module, norm in norms.items():
         _check_readers(points.root, module, reading.readers[module])
         for reader in reading.readers[module]:
@@ -46,18 +46,18 @@ def fold_norms(points: ModelPoints, swaps: Swaps, run: Callable[[], Any]) -> Non
 def make_neutral(norm: Norm, swaps: Swaps) -> None:
     """Set the weight and bias of a norm so that they have no effect."""
     for name, value in (("weight", 1.0 - norm.offset), ("bias", 0.0)):
-        if (own := norm.module._parameters.get(name)) is not None:
-            swaps.put(norm.module, name, torch.full_like(own, value))
+        if (parameter := norm.module._parameters.get(name)) is not None:
+            swaps.put(norm.module, name, torch.full_like(parameter, value))
 
 
 def _norms(points: ModelPoints) -> Iterator[tuple[nn.Module, Norm]]:
     """The norms that are read by other modules and have a weight or a bias."""
     for stack in points.anatomy.stacks:
-        found = [norm for block in stack.blocks for norm in (block.ln1, block.ln2)]
-        found += [block.cross.norm for block in stack.blocks if block.cross is not None]
+        norms = [norm for block in stack.blocks for norm in (block.ln1, block.ln2)]
+        norms += [block.cross.norm for block in stack.blocks if block.cross is not None]
         is_read = stack is not points.anatomy.main or points.anatomy.unembed is not None
-        for module in [*found, stack.ln_final if is_read else None]:
-            if module is None or all(each is None for each in module._parameters.values()):
+        for module in [*norms, stack.ln_final if is_read else None]:
+            if module is None or all(parameter is None for parameter in module._parameters.values()):
                 continue
             norm = norm_of(module, points.anatomy.width)
             if norm is None or not {*module._parameters} <= {"weight", "bias"} or [*module.children()]:
@@ -103,11 +103,11 @@ def _fold_into_experts(root: nn.Module, reader: nn.Module, norm: Norm, swaps: Sw
     """Fold a norm into a router, or into all experts at once, whose weights are one tensor."""
     if isinstance(norm.bias, Tensor) and bool(norm.bias.any()):
         raise HooklineError(f"{path_of(root, norm.module)} has a bias, and {path_of(root, reader)} has none to take it")
-    weights = {name: each for name, each in reader._parameters.items() if each is not None}
-    wanted = [name for name in weights if name in _INTO_EXPERTS] or (["weight"] if "weight" in weights else [])
-    if not wanted:
+    weights = {name: parameter for name, parameter in reader._parameters.items() if parameter is not None}
+    names = [name for name in weights if name in _INTO_EXPERTS] or (["weight"] if "weight" in weights else [])
+    if not names:
         raise HooklineError(f"{path_of(root, reader)} has no known input projection among {list(weights)}")
-    for name in wanted:
+    for name in names:
         if type(weights[name]) is not nn.Parameter or weights[name].is_meta:
             raise HooklineError(f"{name} of {path_of(root, reader)} is quantized or offloaded")
         wide = weights[name].float()

@@ -106,25 +106,27 @@ class WeightProcessing:
         are restored. Restore them before saving, moving or training the model.
         """
         options = (fold_ln, fold_value_biases, center_writing_weights, center_unembed)
-        wanted = dict(zip(_STEPS, options, strict=True))
+        requested = dict(zip(_STEPS, options, strict=True))
         if self.processing is not None:
             raise HooklineError(f"the weights are processed ({self.processing!r}): call restore_weights() first")
         swaps, left_out = Swaps(), {}
         root = self._points.root
         check_not_sharded(root, "process_weights")
         try:
-            for name, is_wanted in wanted.items():
+            for name, is_wanted in requested.items():
                 if is_wanted is not False and (why := self._step(name, swaps)) is not None:
                     if is_wanted:
                         raise HooklineError(f"{name} is not exact on this model: {why}")
                     left_out[name] = str(why)
-            done = {name: True for name, is_wanted in wanted.items() if is_wanted is not False and name not in left_out}
+            done = {
+                name: True for name, is_wanted in requested.items() if is_wanted is not False and name not in left_out
+            }
             if not done:
                 reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items()) or "every option is False"
                 raise HooklineError(f"there is nothing to process: {reasons}")
-            found = Processing(**done, left_out=tuple(left_out.items()))
-            _in_force[root] = found, swaps
-            return found
+            processing = Processing(**done, left_out=tuple(left_out.items()))
+            _in_force[root] = processing, swaps
+            return processing
         except BaseException:
             surely(swaps.undo)
             _in_force.pop(root, None)

@@ -32,36 +32,36 @@ def reading_of(root: nn.Module, norms: Iterable[nn.Module], run: Callable[[], An
     Raises if a reader takes another input in another call: folding a norm into it would change that call too.
     """
     outputs: dict[int, nn.Module] = {}
-    kept: list[Tensor] = []  # so that no other tensor takes their memory
+    live_outputs: list[Tensor] = []  # so that no other tensor takes their memory
     read: dict[nn.Module, set[nn.Module | None]] = {}
 
     def after_norm(norm: nn.Module, _args: Any, output: Any) -> None:
-        kept.append(output)
+        live_outputs.append(output)
         outputs[_memory(output)] = norm
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = {outputs.get(_memory(x)) for x in tensors_in((args, kwargs)) if x.is_floating_point()}
-        read.setdefault(module, set()).update({norm for norm in given if norm is not None} or {None})
+        sources = {outputs.get(_memory(x)) for x in tensors_in((args, kwargs)) if x.is_floating_point()}
+        read.setdefault(module, set()).update({norm for norm in sources if norm is not None} or {None})
 
     with_weights = [module for module in root.modules() if any(p is not None for p in module._parameters.values())]
     with TorchHooks(before=[(module, before) for module in with_weights], after=[(norm, after_norm) for norm in norms]):
         run()
-    found = {norm: _innermost(norm, read) for norm in norms}
-    for norm, modules in found.items():
+    readers = {norm: _innermost(norm, read) for norm in norms}
+    for norm, modules in readers.items():
         for module in modules:
             if read[module] != {norm}:
                 raise HooklineError(f"{path_of(root, module)} reads {path_of(root, norm)}, but not in every call")
-    return Reading(found, frozenset(read))
+    return Reading(readers, frozenset(read))
 
 
 def _innermost(norm: nn.Module, read: dict[nn.Module, set[nn.Module | None]]) -> list[nn.Module]:
     readers = [module for module, sources in read.items() if norm in sources]
-    return [module for module in readers if not any(each in readers for each in [*module.modules()][1:])]
+    return [module for module in readers if not any(submodule in readers for submodule in [*module.modules()][1:])]
 
 
 def path_of(root: nn.Module, module: nn.Module) -> str:
     """The path of a module in a model, for error messages."""
-    return next((path for path, each in root.named_modules() if each is module), type(module).__name__)
+    return next((path for path, submodule in root.named_modules() if submodule is module), type(module).__name__)
 
 
 def _memory(x: Tensor) -> int:
@@ -72,8 +72,8 @@ class Unhooked(UndoBlock):
     """A block in which no hooks of hookline run on a model, not even permanent ones. The caller must hold the lock."""
 
     def __init__(self, root: nn.Module) -> None:
-        here = [tap for module in root.modules() for tap in taps._taps.get(module, {}).values()]
-        self._before = [(tap, tap.permanent) for tap in here]
+        root_taps = [tap for module in root.modules() for tap in taps._taps.get(module, {}).values()]
+        self._before = [(tap, tap.permanent) for tap in root_taps]
         self._active = active.get()
 
     def open(self) -> None:

@@ -50,8 +50,8 @@ class Swaps:
         for module, name, old, _ in self._done:
             oldest.setdefault((module, name), old)
         for (module, name), (before, new) in newest.items():
-            where, found = f"{name} of {type(module).__name__}", module._parameters.get(name)
-            if found is not new and not (found is before and (module, name) == last):
+            where, current = f"{name} of {type(module).__name__}", module._parameters.get(name)
+            if current is not new and not (current is before and (module, name) == last):
                 raise HooklineError(f"{where} was replaced while the weights were processed, so it cannot be restored")
             old = oldest[module, name]
             if old is not None and (old.device, old.dtype) != (new.device, new.dtype):

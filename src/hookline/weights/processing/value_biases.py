@@ -26,10 +26,14 @@ def fold_value_biases(points: ModelPoints, swaps: Swaps, run: Callable[[], Any])
     called = reading_of(points.root, (), run).called
     for stack in points.anatomy.stacks:
         for index, block in enumerate(stack.blocks):
-            for part, each in (("attn", block), ("cross_attn", block.cross)):
+            for part, attention in (("attn", block), ("cross_attn", block.cross)):
                 name = f"{stack.name}.{index}.{part}.hook_v"
-                if each is not None and each.attn is not None and _fold(points, name, each.attn, each.o, stack, swaps):
-                    check_called(points.root, each.attn, called)
+                if (
+                    attention is not None
+                    and attention.attn is not None
+                    and _fold(points, name, attention.attn, attention.o, stack, swaps)
+                ):
+                    check_called(points.root, attention.attn, called)
 
 
 def _fold(points: ModelPoints, name: str, attn: nn.Module, o: nn.Module | None, stack: Stack, swaps: Swaps) -> bool:
@@ -41,14 +45,14 @@ def _fold(points: ModelPoints, name: str, attn: nn.Module, o: nn.Module | None, 
     _check_mixing(points, attn, stack, name)
     if o is None:
         raise HooklineError(f"{name} has a bias, but no output projection was found to fold it into")
-    matrix, own = linear(o)
+    matrix, output_bias = linear(o)
     lens, heads = without_first(point.site.lens), head_counts(attn, stack.config)[0]
     values = lens.get(bias)
     wide = upcast(matrix)
-    each = as_wide(values.repeat_interleave(heads // len(values), 0).flatten(), wide)
-    if len(each) != len(wide):
+    value_bias = as_wide(values.repeat_interleave(heads // len(values), 0).flatten(), wide)
+    if len(value_bias) != len(wide):
         raise HooklineError(f"{path_of(points.root, o)} reads more than the mixed values of the heads")
-    swaps.put(o, "bias", each @ wide if own is None else each @ wide + own)
+    swaps.put(o, "bias", value_bias @ wide if output_bias is None else value_bias @ wide + output_bias)
     swaps.put(point.site.module, "bias", lens.put(bias, torch.zeros_like(values)))
     return True
 
