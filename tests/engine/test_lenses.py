@@ -11,6 +11,7 @@ from lens_laws import check_laws, numbers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from hookline import HookedModule
 from hookline.engine.calls import stashed
 from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Argument, Chain, Item
@@ -157,3 +158,28 @@ def test_put_makes_a_new_structure() -> None:
     assert type(new_output) is BaseModelOutput
     assert new_output[0] is new_output.last_hidden_state
     assert output.last_hidden_state.any()
+
+
+class _Pyramid(nn.Module):
+    """Returns feature maps by numbers that are text, as torchvision's detectors do."""
+
+    def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
+        return OrderedDict([("1", x * 2), ("0", x * 3)])
+
+
+class _Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = _Pyramid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.backbone(x)
+        return maps["0"] + maps["1"]
+
+
+def test_a_number_finds_a_key_that_is_its_text() -> None:
+    net, x = HookedModule(_Detector()), torch.ones(2)
+    _, cache = net.run_with_cache(x, names_filter=["backbone[1]", "backbone[0]"])
+    assert torch.equal(cache["backbone[1]"], x * 2)
+    assert torch.equal(cache["backbone[0]"], x * 3)
+    assert torch.equal(net.run_with_hooks(x, fwd_hooks=[("backbone[1]", lambda x: x * 10)]), x * 23)

@@ -87,12 +87,18 @@ def replaced(value: Any, path: Path, tensor: Tensor) -> Any:
 def _child(value: Any, key: Key) -> Any:
     try:
         if isinstance(value, Mapping) or (isinstance(value, tuple | list) and isinstance(key, int)):
-            return value[key]  # type: ignore[index]
+            return value[_as_stored(value, key)]  # type: ignore[index]
         if isinstance(key, str) and not isinstance(value, Tensor) and not key.startswith("_"):
             return getattr(value, key)  # a dataclass, a named tuple
         raise KeyError(key)
     except (KeyError, IndexError, AttributeError) as error:
         raise NoTensorError(f"there is no [{key}] in this {type(value).__name__}; {_items(value)}") from error
+
+
+def _as_stored(value: Any, key: Key) -> Key:
+    """The key as a mapping has it: the name of a point does not tell 1 from "1"."""
+    is_text = isinstance(key, int) and isinstance(value, Mapping) and key not in value and str(key) in value
+    return str(key) if is_text else key
 
 
 def _items(value: Any) -> str:
@@ -109,6 +115,7 @@ def _with_child(value: Any, key: Key, child: Any) -> Any:
         return make(items)
     new = dict(value) if type(value) is dict else copy.copy(value)  # the compiler cannot trace dict.copy
     if isinstance(new, MutableMapping | list):
+        key = _as_stored(new, key)
         if isinstance(new, MutableMapping) and isinstance(key, int) and key not in new:
             key = list(new)[key]  # a ModelOutput also has its items by number
         new[key] = child  # type: ignore[index]
