@@ -31,6 +31,11 @@ class Sight:
         is_one_event = (self.place.module, self.place.side) == (other.place.module, other.place.side)
         return self.is_float == other.is_float and (is_one_event or self.memory == other.memory)
 
+    def is_beside(self, place: Place) -> bool:
+        """Whether it sees the tensor at an event in another way than a place does."""
+        is_one_event = (self.place.module, self.place.side) == (place.module, place.side)
+        return is_one_event and self.is_float and not self.place.inside and self.place.lens != place.lens
+
 
 def native_name(names: set[str], module: str, side: str, path: Path | None, call: int | None) -> str:
     """The name of a point, as docs/names.md says."""
@@ -114,8 +119,9 @@ class Generator:
     def one_of(self, table: list[Sight]) -> Sight:
         """A point out of a table, often one of the same tensor as the last: what acts there has an order."""
         near = [one for one in self.everything() if self.last is not None and one.is_near(self.last)]
-        is_near = near and self.choose.random() < 0.4 and (near[0].is_float or not any(one.is_float for one in table))
-        self.last = self.choose.choice(near if is_near else table)
+        if near and self.choose.random() < 0.4 and (near[0].is_float or not any(one.is_float for one in table)):
+            table = near
+        self.last = self.choose.choice(table)
         return self.last
 
     def everything(self) -> list[Sight]:
@@ -151,8 +157,10 @@ class Generator:
         change = choose.choice(tuple(changes.EDITS))
         return Hook(seen.place, change, "edit", tuple(where))
 
-    def gradient(self) -> Gradient | None:
-        seen = self.place(floats=True)
+    def gradient(self, before: Gradient | None = None) -> Gradient | None:
+        """A backward hook, often where the one before it is, but seen in another way: they act in order."""
+        beside = [] if before is None else [one for one in self.everything() if one.is_beside(before.place)]
+        seen = self.choose.choice(beside) if beside and self.choose.random() < 0.7 else self.place(floats=True)
         if not seen.is_strided or (seen.place.module in self.ignored and seen.place.side == "output"):
             return None
         # Linear ones only: where an edit makes an activation constant, there may be no gradient or one that is zero.
@@ -164,8 +172,9 @@ class Generator:
         hooks = tuple(self.hook() for _ in range(choose.choice((0, 1, 1, 1, 2, 3))))
         gradients: list[Gradient] = []
         if mode == "grad" and choose.random() < 0.6:
-            made = [self.gradient() for _ in range(choose.randint(1, 2))]
-            gradients = [gradient for gradient in made if gradient is not None]
+            for _ in range(choose.randint(1, 2)):
+                gradient = self.gradient(gradients[-1] if gradients else None)
+                gradients += [] if gradient is None else [gradient]
         reads: Any = None
         chance = choose.random()
         if chance < 0.3:

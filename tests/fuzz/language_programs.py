@@ -17,7 +17,7 @@ COMMON = (
     *("llama", "gpt2", "qwen2", "gemma2", "gpt_neox", "gptj", "mistral", "mixtral", "falcon", "opt", "phi", "bloom"),
     *("qwen3", "phi3", "olmo2", "cohere", "mamba", "gpt_neo", "stablelm", "qwen3_moe", "deepseek_v3", "gpt_oss"),
 )
-"""Architectures that get half of all programs."""
+"""Architectures that get half of all programs, with those whose classic points the oracle knows."""
 POSITIONS = (0, 1, -1, -2)
 """Positions of edits: every row of a padded batch has them."""
 SWEPT = ("resid_pre", "resid_post", "attn_out", "mlp_out", "z", "q", "k", "v")
@@ -29,7 +29,7 @@ def language(choose: random.Random) -> Language:
     family: Any = choose.choice(("causal",) * 6 + ("encoder", "seq2seq", "vision"))
     kind = choose.choice(languages.FAMILIES[family])
     if family == "causal" and choose.random() < 0.6:
-        kind = choose.choice(COMMON)
+        kind = choose.choice((*COMMON, *classic.ROWS, *classic.ROWS))
     if choose.random() < 0.1:
         return Language(choose.choice(sharded.KINDS))
     if choose.random() < 0.15:
@@ -114,7 +114,8 @@ class LanguageGenerator(Generator):
     def place(self, *, floats: bool = False) -> Sight:
         """A point: a classic one mostly, where the oracle knows them."""
         if self.classic and (self.is_for_graphs or self.is_for_shards or self.choose.random() < 0.8):
-            return self.one_of(self.classic)
+            by_head = [seen for seen in self.classic if seen.place.heads]
+            return self.one_of(by_head if floats and by_head and self.choose.random() < 0.6 else self.classic)
         return super().place(floats=floats)
 
     def everything(self) -> list[Sight]:
@@ -154,9 +155,9 @@ class LanguageGenerator(Generator):
         sums = {seen.place.module for seen in self.classic if language_runs.is_of(seen.place, "attn_out")}
         return replace(foreign, side="input") if foreign.module in sums else foreign
 
-    def gradient(self) -> Gradient | None:
+    def gradient(self, before: Gradient | None = None) -> Gradient | None:
         """A backward hook that leaves a gradient of zero as it is: behind a constant there is none to change."""
-        gradient = super().gradient()
+        gradient = super().gradient(before)
         return None if gradient is None else replace(gradient, change=self.choose.choice(BACKWARD))
 
     def run(self) -> Run:
@@ -173,7 +174,7 @@ class LanguageGenerator(Generator):
             places = [self.place().place for _ in range(self.choose.randint(2, 8))]
             run = replace(run, reads=tuple({place.name: place for place in places}.values()))
         options = self.options()
-        if self.classic and self.choose.random() < 0.6:
+        if self.classic and self.choose.random() < (0.2 if run.gradients else 0.6):  # most of these have no gradients
             return self.done(run, options)
         return replace(run, options=tuple(options.items()))
 

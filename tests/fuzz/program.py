@@ -32,6 +32,11 @@ class Place:
     inside: str = ""
     """What it is inside the module, or around it, if no event has it: see `insides.py`."""
 
+    @property
+    def lens(self) -> tuple[Any, ...]:
+        """How it sees the tensor at its event."""
+        return self.path, self.heads, self.part, self.chunk, self.inside
+
 
 @dataclass(frozen=True)
 class Hook:
