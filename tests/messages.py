@@ -1,8 +1,7 @@
 """Every error and warning text in the source, and the phrases that its prose must not have.
 
 python tests/messages.py           prints the messages
-python tests/messages.py --write   updates tests/messages.golden, and takes files that are clean now off
-                                   tests/phrases_to_clean.txt
+python tests/messages.py --write   updates tests/messages.golden
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "hookline"
 GOLDEN = ROOT / "tests" / "messages.golden"
-TO_CLEAN = ROOT / "tests" / "phrases_to_clean.txt"
 UPDATE = "python tests/messages.py --write"
 
 BANNED = {
@@ -122,20 +120,12 @@ def banned_in(file: str) -> Iterator[str]:
             yield f"{file}:{line}: {' '.join(match[0].split())!r}; write: {better}"
 
 
-def to_clean() -> list[str]:
-    """The files that may have banned phrases still: none is ever added."""
-    return TO_CLEAN.read_text(encoding="utf-8").split()
-
-
 def main(arguments: list[str]) -> None:
-    """Print the messages, or write the files."""
-    if arguments != ["--write"]:
+    """Print the messages, or write them."""
+    if arguments == ["--write"]:
+        GOLDEN.write_text(all_messages(), encoding="utf-8")
+    else:
         sys.stdout.write(all_messages())
-        return
-    GOLDEN.write_text(all_messages(), encoding="utf-8")
-    known = set(prose_files())
-    left = [file for file in to_clean() if file in known and any(banned_in(file))]
-    TO_CLEAN.write_text("".join(f"{file}\n" for file in left), encoding="utf-8")
 
 
 if __name__ == "__main__":

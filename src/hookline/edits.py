@@ -6,25 +6,27 @@
 Every edit takes `pos=`, `head=`, `neuron=` and `mask=`. See docs/hook-objects.md.
 """
 
-from hookline.hooks.data_edits import DataEdit, add, freeze, mean, noise, project_out, reflect, replace, scale, zero
-from hookline.hooks.editfile import load_edits as load
-from hookline.hooks.editfile import save
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "zero",
-    "mean",
-    "replace",
-    "add",
-    "scale",
-    "noise",
-    "freeze",
-    "project_out",
-    "reflect",
-    "save",
-    "load",
-    "DataEdit",
-]
+from hookline.hooks import data_edits
+from hookline.hooks.data_edits import EDITS
+from hookline.hooks.data_edits import DataEdit as DataEdit
+from hookline.hooks.editfile import load_edits as load
+from hookline.hooks.editfile import save as save
+
+if TYPE_CHECKING:  # with their arguments; to a type checker any other edit is Any
+    zero, mean, replace, freeze = data_edits.Zero, data_edits.Mean, data_edits.Replace, data_edits.Freeze
+    add, scale, noise = data_edits.Add, data_edits.Scale, data_edits.Noise
+    project_out, reflect = data_edits.ProjectOut, data_edits.Reflect
+
+__all__ = [*EDITS, "save", "load", "DataEdit"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in EDITS:
+        raise AttributeError(f"module 'hookline.edits' has no attribute {name!r}; the edits are {', '.join(EDITS)}")
+    return EDITS[name]
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*EDITS, "save", "load", "DataEdit"])

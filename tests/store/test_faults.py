@@ -335,11 +335,11 @@ def test_any_interrupts_come_to_the_same(stops, batch, rows) -> None:
 class Disk:
     """Stands in for a disk that has room for so many bytes, or for so many calls of `what`."""
 
-    def __init__(self, monkeypatch, room: int, what: str = "pwrite") -> None:
+    def __init__(self, monkeypatch, room: int, what: str = "write") -> None:
         self.left, real = room, getattr(os, what)
 
         def limited(*args):
-            self.left -= len(args[1]) if what == "pwrite" else 1
+            self.left -= len(args[1]) if what == "write" else 1
             if self.left < 0:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return real(*args)
@@ -354,7 +354,7 @@ def sizes(path) -> list[int]:
 @pytest.mark.parametrize(
     ("what", "room"),
     [
-        *(("pwrite", room) for room in (0, 10, 2_000, 30_000, 100_000, 101_500, 130_000, 200_000)),
+        *(("write", room) for room in (0, 10, 2_000, 30_000, 100_000, 101_500, 130_000, 200_000)),
         *(("fsync", room) for room in range(0, 11, 2)),
         *(("replace", room) for room in range(5)),
     ],

@@ -15,10 +15,10 @@ from torch import nn
 
 import hookline
 from hookline import HooklineError, last, token
-from hookline.edits import add, noise, replace, scale, zero
+from hookline.edits import add, freeze, mean, noise, project_out, replace, scale, zero
 from hookline.errors import HooklineWarning, StoreError
 from hookline.hooks import Controller, Detector
-from hookline.hooks.data_edits import Add, freeze, mean, project_out
+from hookline.hooks.data_edits import Add
 from hookline.sae import SAEConfig, SparseAutoencoder
 from hookline.sae.splice import Splice
 from hookline.store.identity import content_digest, tensor_checksum, tokenizer_digest

@@ -98,6 +98,8 @@ def entropy() -> Iterator[type[metrics.Metric]]:
 
     yield Entropy
     del metrics.METRICS["entropy"]
+    with pytest.raises(AttributeError, match="entropy"):
+        metrics.entropy
 
 
 def test_a_metric_is_one_class(entropy: type[metrics.Metric]) -> None:
@@ -105,6 +107,8 @@ def test_a_metric_is_one_class(entropy: type[metrics.Metric]) -> None:
     clean, corrupted = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 2, 3]])
     by_name = patching.sweep(model, clean, corrupted, "entropy")
     assert by_name.name == "entropy"
+    assert metrics.entropy is entropy
+    assert "entropy" in dir(metrics)
     assert torch.equal(by_name.values, patching.sweep(model, clean, corrupted, entropy()).values)
     first = patching.sweep(model, clean, corrupted, entropy(pos=0))
     assert first.info["clean"] != by_name.info["clean"]
@@ -125,7 +129,9 @@ def test_an_edit_is_one_class(tmp_path: Path) -> None:
             return torch.clamp(x - (center := self.center.to(x)), -self.limit, self.limit) + center
 
     try:
-        edit = Clamp(torch.zeros(32), 0.5, pos=hookline.last)
+        assert "clamp" in dir(hookline.edits)
+        edit = hookline.edits.clamp(torch.zeros(32), 0.5, pos=hookline.last)
+        assert type(edit) is Clamp
         assert repr(edit) == "clamp(center=<[32] float32>, limit=0.5, pos=last)"
         hookline.edits.save(tmp_path, [("blocks.1.hook_resid_post", edit)])
         again = hookline.edits.load(tmp_path)
@@ -138,3 +144,5 @@ def test_an_edit_is_one_class(tmp_path: Path) -> None:
             Clamp(torch.zeros(32), "much")
     finally:
         del EDITS["clamp"]
+    with pytest.raises(AttributeError, match="clamp"):
+        hookline.edits.clamp

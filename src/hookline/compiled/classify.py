@@ -95,7 +95,7 @@ def function_of(action: HookAction) -> Any:
 
 
 def code_of(function: Any) -> Any:
-    """What two functions have in common that are the same but for the values in them."""
+    """A key that is equal for functions that differ only in the values they refer to."""
     while isinstance(function, partial):
         function = function.func
     return function.__code__ if isinstance(function, FunctionType) else function

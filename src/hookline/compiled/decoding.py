@@ -139,7 +139,7 @@ class DecodeState:
         self.choose(output.logits[:, -1].float(), sampling)
 
     def stepper(self, sampling: Sampling, *, draws: bool = False) -> Callable[[Program], Callable[[], Tensor]]:
-        """Makes the function that runs the newest token and chooses the next, for a program.
+        """Return a function that makes the step for a program: run the newest token, and choose the next one.
 
         `draws`: it draws the noise itself, after hooks may have drawn random numbers, as the model's own `generate`.
         """
@@ -163,7 +163,7 @@ class DecodeState:
         return make
 
     def seen(self) -> Tensor:
-        """The mask over the positions of the cache; later ones are hidden by the model."""
+        """The attention mask over the positions of the cache; the model itself hides later positions."""
         return self.mask
 
     def choose(self, logits: Tensor, sampling: Sampling) -> None:
@@ -176,7 +176,7 @@ class DecodeState:
         self.token.copy_(chosen)
 
     def moving(self) -> list[Tensor]:
-        """What a step writes to, but the cache: another run of the same step writes there at the same column."""
+        """The tensors that a step changes, without the cache, where repeating a step writes the same column again."""
         return [self.token, self.column, self.tokens, self.finished]
 
     def cached(self, column: int) -> list[Tensor]:

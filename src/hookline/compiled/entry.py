@@ -64,7 +64,7 @@ def why_not_here() -> str | None:
 
 
 def _of_modules(points: ModelPoints, modules: Sequence[nn.Module]) -> str | None:
-    """What others did to the modules of the model that keeps it from being compiled."""
+    """Why the modules cannot be compiled: torch hooks of others, or replaced calls; None if they can."""
     permanent_hooks = points.permanent_hooks()
     for module in modules:
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
@@ -135,7 +135,7 @@ def inferred_mask(module: Any, ids: Tensor, config: Any) -> Tensor:
 
 
 def generation_settings(module: Any, ids: Any, options: dict[str, Any]) -> tuple[Any, Any] | str:
-    """Transformers' settings for a generation, and its logits processors; a sentence if the loop has not got them."""
+    """Transformers' settings for a generation, and its logits processors; a sentence if our loop lacks one."""
     keywords = dict(options)
     config, more = module._prepare_generation_config(keywords.pop("generation_config", None), **keywords)
     more = {name: value for name, value in more.items() if value is not None and name not in ("use_cache",)}

@@ -88,7 +88,7 @@ class CompiledRuns:
         return self._past + sum(variant.backend.graphs for _, variant in self._variants)
 
     def annotated(self, plan: Plan, hooks: Sequence[Action], reads: Sequence[HookPoint]) -> Plan:
-        """A plan with how each hook and read would run; one that is "eager" makes the whole run so."""
+        """Add to a plan how each hook and read would run; if one is "eager", the whole run is not compiled."""
         how = [str(placed(action)) for action in hooks]
         how += ["read" if (why := no_site(point)) is None else f"eager: {why}" for point in reads]
         return replace(
@@ -102,17 +102,17 @@ class CompiledRuns:
             self._variants, self._idle = [], {}
 
     def refused(self, why: str) -> None:
-        """Note that a run is not compiled; the first time for a reason, with a warning."""
+        """Count a run that cannot be compiled, by its reason; warn when a reason occurs for the first time."""
         if why not in self.reasons and not why_left_out():
             warnings.warn(f"this runs uncompiled: {why}", HooklineWarning, stacklevel=users_level())
         self.left(why_left_out() or why)
 
     def left(self, why: str) -> None:
-        """Note that a run is not compiled because a graph would not pay."""
+        """Count a run that is not compiled, by its reason, without a warning."""
         self.reasons[why] = self.reasons.get(why, 0) + 1
 
     def actions_now(self, *, is_unchanged: bool) -> list[Action] | str:
-        """The actions of a generation that goes on; a sentence if its next step cannot be compiled.
+        """The actions for the next step of a generation; a sentence if that step cannot be compiled.
 
         `is_unchanged` says that the model's modules and methods are those of its last step.
         """
@@ -135,7 +135,7 @@ class CompiledRuns:
     def stream(
         self, ids: Tensor, options: Mapping[str, Any], seed: int | None, *, is_compiled: bool
     ) -> Iterator[Tensor]:
-        """Each new column of tokens, as soon as it is there."""
+        """Yield each new column of tokens as soon as it is computed."""
         generation = self._generation(ids, options) if is_compiled else "it is not compiled"
         if isinstance(generation, str):
             if is_compiled:
@@ -195,13 +195,13 @@ class CompiledRuns:
         return sampling if isinstance(sampling, str) else (actions, sampling, settings[0])
 
     def taken(self, key: tuple[Any, ...]) -> Any:
-        """Tensors that no other run uses; None if there are none. A thread has its own: CUDA graphs need that."""
+        """Take an idle state from the pool, or None. Each thread has its own pool, as CUDA graphs require."""
         with self._lock:
             idle = self._idle.get((*key, threading.get_ident()))
             return idle.pop() if idle else None
 
     def _state(self, rows: int, length: int) -> DecodeState | str:
-        """Tensors for a generation."""
+        """An idle or a new state for a generation; a sentence if the model's cache cannot have a fixed size."""
         if (idle_state := self.taken((rows, length))) is not None:
             return idle_state
         module: Any = self.points.root
@@ -212,12 +212,12 @@ class CompiledRuns:
             return self._registered(DecodeState(module, cache, rows, length, vocab_of(module)))
 
     def _registered(self, state: Any) -> Any:
-        """A new state: it is used again as long as the model stays as it is."""
+        """Register a new state, which `give_back` then keeps for later runs of the same model."""
         self._states.add(state)
         return state
 
     def give_back(self, state: State) -> None:
-        """A run has ended."""
+        """Return a state to the pool at the end of a run."""
         with self._lock:
             if state not in self._states:
                 return
@@ -244,7 +244,7 @@ class CompiledRuns:
         return CompiledForward(self, state, actions, inputs)
 
     def joined(self, run: JoinedRun) -> Tensor | None:
-        """The logits of a batch of variants in an experiment; None if it cannot be compiled, or would not pay."""
+        """The logits of a batch of variants in an experiment; None if it cannot be compiled or is not worth it."""
         self._keep_up()
         shape, why = tails.shape_of(run), why_left_out() or tails.why_eager(run)
         if not why and (why := self.repeats.why_not(shape)) is not None:
@@ -270,7 +270,7 @@ class CompiledRuns:
             return self._registered(tails.TailState(self, run, self._features))
 
     def _unknown(self, points: Sequence[HookPoint]) -> str | None:
-        """Why points cannot be in a graph whose shapes and dtypes are not known; None if all are."""
+        """Why a graph cannot have these points, some of whose shapes and dtypes are unknown; None if it can."""
         self._learn([point.site for point in points])
         unknown = [point.name for point in points if point.site not in self._features]
         return f"the value at {unknown[0]!r} is not a float tensor of batch, position and features" if unknown else None
@@ -334,7 +334,7 @@ class CompiledRuns:
         return new
 
     def used(self, state: State, variant: Variant) -> None:
-        """Note that a variant is used now, and drop those that were not used for longest."""
+        """Mark a variant as the most recently used, and drop the least recently used ones beyond the limit."""
         with self._lock:
             others = [pair for pair in self._variants if pair[1] is not variant]
             self._variants = [*others, (state, variant)]
@@ -372,7 +372,7 @@ class CompiledRuns:
         return [point for point in self.points.hook_dict.values() if no_site(point) is None and point.axes]
 
     def _learn(self, sites: Sequence[Site]) -> None:
-        """Run one token, to see the shapes and dtypes at these sites."""
+        """Find the shapes and dtypes at these sites by running one token."""
         unknown = [site for site in sites if site not in self._features]
         if not unknown:
             return

@@ -9,7 +9,7 @@ _MARK = "_is_fixed_by_hookline"
 
 
 def fixed(tensor: Tensor) -> Tensor:
-    """The same tensor, whose address graphs may rely on."""
+    """Mark a tensor as one whose address graphs may rely on, and return it."""
     torch._dynamo.mark_static_address(tensor)
     setattr(tensor, _MARK, True)
     return tensor

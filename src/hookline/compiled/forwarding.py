@@ -134,7 +134,7 @@ class CompiledForward:
         return self._used(variant, slots) if variant.is_proved and not new else self._proved(variant, new)
 
     def _unproved(self, variant: Variant) -> set[str]:
-        """What this call has that no call had on which the graph was proved."""
+        """The conditions of this call, such as padding, under which the graph was not proved yet."""
         mask = self.inputs.get("attention_mask")
         conditions = {"padding"} if self.width < self.state.length else set()
         if mask is not None and "mask" not in variant.proved_on and not bool(mask.all()):
@@ -201,7 +201,7 @@ class CompiledForward:
         return output
 
     def _of_text(self, values: dict[Any, Tensor]) -> dict[Any, Tensor]:
-        """Without padding, where attention over no position depends on the length."""
+        """The values at tokens; at padding, which attends to no position, they may depend on the length."""
         mask = self.inputs.get("attention_mask")
         return values if mask is None else {name: tensor[mask.bool()] for name, tensor in values.items()}
 

@@ -31,7 +31,7 @@ class Continuation:
     stop: int
 
     def as_pass(self, tokens: Tensor | None = None) -> ForwardPass:
-        """The new positions as one pass of a generation, in which each counts as in a pass of its own."""
+        """One forward pass that covers all new positions, and treats each as if it ran in a pass of its own."""
         rows, start = self.prompt.shape
         mask = torch.nn.functional.pad(self.mask.cpu(), (0, max(0, self.stop - start)), value=1)
         generation = Generation(start, self.prompt, self.mask, True, ref(self.root))
@@ -63,7 +63,7 @@ class Continuation:
 
 @contextmanager
 def in_pass(passing: Any) -> Iterator[None]:
-    """While positions are resolved in a pass that is not running."""
+    """A context in which positions are resolved as in this pass, which is not running."""
     before, current.forward_pass = current.forward_pass, passing
     try:
         yield

@@ -103,7 +103,7 @@ class CompiledGeneration:
         return self.state.tokens[:, self.start + self.made - 1].clone()
 
     def _keep_up(self) -> None:
-        """Follow what was added, removed or replaced since the last step, by anybody."""
+        """Choose the graph anew if hooks, modules or methods of the model have changed since the last step."""
         if not self._is_compiled:
             return
         on_modules = self._code.on_modules()
@@ -158,7 +158,7 @@ class CompiledGeneration:
         self._slots, self.variant, self._since = slots, variant, self.start + self.made - 1
 
     def advance(self, steps: int) -> None:
-        """Run one token, or in a graph that is proved up to that many."""
+        """Run one token, or, in a graph that is proved, up to `steps` tokens."""
         variant, made, self._draws = self.variant, self.made, []
         with PlainTensors():
             if variant is None:
@@ -172,7 +172,7 @@ class CompiledGeneration:
                 self._prove(variant)
 
     def _compiled(self, variant: Variant, steps: int) -> None:
-        """Run the graph, that many times unless it has to be compiled, and so proved, again."""
+        """Run the graph up to `steps` times; stop before a call that would need compiling."""
         for _ in range(steps):
             random_state = self._draw()
             try:
@@ -227,7 +227,7 @@ class CompiledGeneration:
         self.made += 1
 
     def _cut(self, sizes: Sequence[int]) -> list[tuple[Recorder, list[Any]]]:
-        """Take what was recorded since out of the recorders: if the step stays in the graph, a buffer has it."""
+        """Remove the newest records from the recorders and return them: the graph's buffers have the same values."""
         logs = []
         for record, size in zip(self.records, sizes, strict=True):
             logs.append((record.recorder, record.recorder.log[size:]))
@@ -259,7 +259,7 @@ class CompiledGeneration:
         return tokens
 
     def _note_step(self) -> None:
-        """Note which hooks acted in the last step of a stream: their context may end before the stream does."""
+        """Mark the hooks that acted in the newest step of a stream: their context may end before the stream does."""
         stop = self.start + self.made - 1
         for hook, slot in self._slots.items() if self.variant is not None else ():
             hook.fired = hook.fired or _acts(slot, self.state.tokens, stop - 1, stop)

@@ -39,7 +39,7 @@ class OwnBackend:
 
     @contextmanager
     def proving(self) -> Iterator[None]:
-        """While what it compiles is compared with an uncompiled run."""
+        """A context in which it may compile, because the result is compared with an uncompiled run."""
         self.is_proving = True
         try:
             yield

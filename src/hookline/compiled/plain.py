@@ -10,7 +10,7 @@ from hookline.engine.blocks import UndoBlock
 
 
 class PlainTensors(UndoBlock):
-    """Without gradients, and without inference mode: its tensors could not be used again outside it."""
+    """A block without gradients and without inference mode, whose tensors could not be used again outside it."""
 
     _guard: Any = None
 
@@ -18,7 +18,7 @@ class PlainTensors(UndoBlock):
         self._before = torch.is_grad_enabled()
 
     def open(self) -> None:
-        """Switch both off."""
+        """Disable gradients and inference mode."""
         self._guard = torch._C._InferenceMode(False)  # from here on, until its exit or its end
         torch._C._set_grad_enabled(False)
 

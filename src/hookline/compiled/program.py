@@ -33,7 +33,7 @@ SlotKind = Literal["affine", "project", "any", "function"]
 
 @dataclass(frozen=True)
 class Features:
-    """The value at a site, at one position of one row."""
+    """The shape and dtype of the value at a site, for one position of one row."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -61,7 +61,7 @@ class SlotSpec:
 
 @dataclass
 class Clock:
-    """Where in the text a call of the graph is: all of its columns, or one column, in a tensor."""
+    """The columns of the text that a call of the graph covers: all, or the one that the tensor `column` has."""
 
     rows: int
     width: int
@@ -92,11 +92,11 @@ class Slot:
         self.point: HookPoint | None = None
 
     def set_function(self, function: Any, point: HookPoint) -> None:
-        """Trace this function here."""
+        """Give the slot a function, which is traced with this point."""
         self.function, self.style, self.point = function, call_style(function), point
 
     def off(self) -> None:
-        """Have no effect."""
+        """Disable the edit."""
         self.gate.zero_()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Slot:
         return torch.where(gate, new, x)
 
     def touched(self) -> tuple[Tensor, ...]:
-        """The tensors of this kind of slot."""
+        """The tensors that a slot of this kind reads."""
         tables = () if self.kind == "function" else (self.keep, self.add) if self.kind != "project" else ()
         more = (self.unit, self.where) if self.kind in ("project", "any") else ()
         return (self.gate, self.wanted, *tables, *more)

@@ -29,7 +29,7 @@ _FUSED = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.15, torch.
 
 
 def why_unproved(variant: Variant, expected: Values, call: Callable[[Callable[[], Tensor]], Values]) -> str | None:
-    """Why a variant is not to be used; None if it is proved. `call` runs a function from the state before the step."""
+    """Why a variant must not be used; None if its values are those expected. `call` first restores the state."""
     computed: Values = expected
     for what, way, limits in (("the graph", variant.plain, _TRACED), ("the compiled graph", variant.call, _FUSED)):
         before, calls, random = computed, variant.backend.calls, RandomStates(next(iter(expected.values())).device)

@@ -26,7 +26,7 @@ class RandomStates:
         self._states = {state_device: random_state(state_device) for state_device in {torch.device("cpu"), device}}
 
     def are_left(self) -> bool:
-        """Whether numbers have been drawn since; they are then drawn again."""
+        """Whether random numbers have been drawn since then; if so, the states are restored."""
         drawn = {
             device: state for device, state in self._states.items() if not torch.equal(state, random_state(device))
         }

@@ -15,7 +15,7 @@ _PAUSE = 5.0
 
 
 class Repeats:
-    """Places for the shapes that come again. A shape gets one when its runs have taken `patience` seconds uncompiled.
+    """Which shapes are compiled, at most `places`: those whose uncompiled runs have taken `patience` seconds.
 
     That is about what a graph costs, so nobody waits more than twice as long as necessary. It must come twice at least.
     A place is taken from another shape only if that has not come for a while: more shapes in turn than there are places

@@ -33,7 +33,7 @@ class Sampling:
 
     @property
     def structure(self) -> tuple[Any, ...]:
-        """What is compiled: the other numbers may change, and so may the stop tokens."""
+        """The settings that a graph is compiled for; the other numbers and the stop tokens may change."""
         return self.temperature is not None, self.top_k is not None, self.top_p is not None, self.keep
 
 

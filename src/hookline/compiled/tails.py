@@ -87,7 +87,7 @@ class Writes:
 
 
 class Narrow:
-    """At the input of the last MLP: only the positions that are read."""
+    """Keeps only the positions that are read, at the input of the last MLP."""
 
     def __init__(self, site: Site, read: Tensor) -> None:
         self.site, self.read = site, read
@@ -102,7 +102,7 @@ class Narrow:
 
 
 class Widen(Narrow):
-    """At its output: zeros at the other positions."""
+    """Restores all positions, with zeros where none was kept, at the output of the last MLP."""
 
     def __init__(self, site: Site, read: Tensor, width: int) -> None:
         super().__init__(site, read)
@@ -213,7 +213,7 @@ def _own(x: Any) -> Any:
 
 
 def _own_prefix(joined: JoinedRun) -> Any:
-    """A cache with tensors of its own, like the one of this batch."""
+    """A copy of the batch's key-value cache, in tensors of fixed address."""
     layers = joined.inputs["past_key_values"].layers
     past = prefix_cache([(layer.keys, layer.values) for layer in layers], joined.span.start)
     for layer in past.layers:
@@ -241,7 +241,7 @@ def why_eager(joined: JoinedRun) -> str | None:
 
 
 def shape_of(joined: JoinedRun) -> tuple[Any, ...]:
-    """What batches with the same graph have in common."""
+    """A key that is equal for batches that can use the same graph."""
     joins = tuple((layer, len(rows)) for layer, rows in joined.joins.items())
     changes = tuple((name, _rows(placed)) for name, placed in joined.changes.items())
     return joined.span, joins, changes, len(joined.read), joined.narrowed is None, tuple(joined.inputs)

@@ -49,7 +49,7 @@ class Variant:
 
     @property
     def is_proved(self) -> bool:
-        """Whether every graph of it was proved: something that it depends on may have changed, and compiled anew."""
+        """Whether all of its graphs are proved. There is an unproved one after something made torch compile again."""
         return 0 < self.backend.graphs == self._proved
 
     def settle(self, refusal: str | None) -> None:

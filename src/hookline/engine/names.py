@@ -80,6 +80,7 @@ class Points:
         events = [*self._walk(self.root, "")]
         self._children_then = [dict(children) for children in self._children]
         self._held = held_in(self.root)
+        self._placed = [module for module in self._paths if isinstance(module, HookPoint)]
         self._shared = {module for path, module in self._modules.items() if self._paths.get(module) != path}
         self._first_paths = {**self._paths, **self._first_paths}
         self._native = {point.name: point for point in (self._point(*event) for event in events)}
@@ -287,7 +288,7 @@ class Points:
 
     def permanent_hooks(self) -> list[PermanentHooks]:
         """The sets of added hooks that these points belong to: the model's, and those of models inside it."""
-        return [*dict.fromkeys([self.permanent, *(point.permanent for point in self.known())])]
+        return [*dict.fromkeys([self.permanent, *(point.permanent for point in self._placed)])]
 
     def select(self, names: Filter) -> list[HookPoint]:
         """Return the points that match a name, glob, regex, predicate, point, module, or a list of these; None: all."""

@@ -12,7 +12,8 @@ In an experiment, an answer may have several tokens: a longer text, or a list of
 the prompt, and the metric uses its log-probability. For one prompt, `[12, 345]` is one answer of two tokens; for
 several prompts it is one token per prompt, and `[[12, 345]]` is one answer of two tokens for all of them.
 
-To add a metric, subclass `Metric`: experiments then accept its class name, in snake case, as `metric=`.
+To add a metric, subclass `Metric`: experiments then accept its class name, in snake case, as `metric=`, and it is an
+attribute of this module.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -47,8 +48,6 @@ from hookline.experiments.core.logit_reads import (
     weighted_mean,
 )
 from hookline.transformer.norms import upcast
-
-__all__ = ["Metric", "accuracy", "kl", "log_prob", "logit_diff", "loss", "prob", "rank"]
 
 MetricFunction: TypeAlias = Callable[[Tensor], Tensor]
 Tokens: TypeAlias = int | str | Sequence[int | str | Sequence[int]] | Int[Tensor, " batch"] | Int[Tensor, "batch token"]
@@ -279,11 +278,20 @@ def _check_shape(what: str, shape: torch.Size, expected: torch.Size) -> None:
         raise HooklineError(f"{what} has shape {list(shape)}, but the logits need {list(expected)}")
 
 
-logit_diff, log_prob, prob, rank, accuracy, kl, loss = LogitDiff, LogProb, Prob, Rank, Accuracy, KL, Loss
+if TYPE_CHECKING:  # with their arguments; to a type checker any other metric is Any
+    logit_diff, log_prob, prob, rank, accuracy, kl, loss = LogitDiff, LogProb, Prob, Rank, Accuracy, KL, Loss
+
+__all__ = ["Metric", *METRICS]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in METRICS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; the metrics are {', '.join(METRICS)}")
+    return METRICS[name]
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return ["Metric", *METRICS]
 
 
 def as_metric(

@@ -70,7 +70,7 @@ class AttachedSaes:
     def given(
         cls, model: HookedModel, saes: SaesGiven | None, store: str | os.PathLike[str] | Store | None
     ) -> Self | None:
-        """The same, or None if there is no autoencoder."""
+        """The autoencoders and the store that the caller gave; None without an autoencoder."""
         if saes is None and store is not None:
             raise HooklineError("a store is for the top contexts of features: pass saes=…, too (--sae)")
         return None if saes is None else cls(model, saes, store)
@@ -140,7 +140,7 @@ class AttachedSaes:
         return AttachedSae(name, _checked_point(model, sae, name, where), sae, path)
 
     def _compared(self, model: HookedModel, store: Store) -> list[str]:
-        """Raise if the store cannot have top contexts of all; returns what else is to be noted."""
+        """Raise if the store has not what the top contexts of all need; returns notes for the page."""
         for attached in self.all:
             if attached.point not in store:
                 have = ", ".join(store.points)
@@ -155,7 +155,7 @@ class AttachedSaes:
         return [f"the store was harvested from other weights ({about.get('id')}, {about.get('class')})"]
 
     def warn(self) -> None:
-        """Warn about what is to be noted, so that it is shown in a view."""
+        """Raise the notes as warnings, which the view shows."""
         for note in self.notes:
             warnings.warn(note, stacklevel=2)
 
@@ -169,7 +169,7 @@ def weight_versions(module: nn.Module) -> Versions:
 
 
 def model_versions(model: HookedModel) -> Versions:
-    """The same of a model, with its permanent hooks."""
+    """`weight_versions` of a model, and its permanent hooks."""
     hooks = tuple((ref(hook), hook.registration.is_enabled()) for hook in model._points.permanent.hooks())
     return weight_versions(model.module), hooks
 

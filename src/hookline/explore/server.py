@@ -109,14 +109,14 @@ class ExplorerServer(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """One connection, whose place is free again afterward."""
+        """Handle one connection, then release its slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self.places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a connection that ended early is no news."""
+        """Print nothing: browsers often end connections early."""
 
 
 class _Timed(io.RawIOBase):

@@ -28,7 +28,7 @@ class Asked:
         self._start = time.perf_counter()
 
     def answered(self) -> Data:
-        """Wait for the view, or why there is none: whatever the model raises, the page is told."""
+        """Wait for the view; if the model raises an error, return its message for the page."""
         try:
             data = {**self._job.result(), "seconds": time.perf_counter() - self._start}
             return data | ({"script": self._session.script(self._question)} if self._question.view == "next" else {})

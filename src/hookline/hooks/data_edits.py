@@ -365,7 +365,3 @@ class Reflect(_Along):
 
     kind = "reflect"
     times = 2.0
-
-
-zero, mean, replace, add, scale, noise, freeze = Zero, Mean, Replace, Add, Scale, Noise, Freeze
-project_out, reflect = ProjectOut, Reflect

@@ -373,5 +373,5 @@ def _checked_changes(variants: Sequence[Variant]) -> list[Change]:
 
 
 def _goes_by_length(change: Change) -> bool:
-    """Scores may depend on the number of keys, and a pattern may attend to keys that would be cut off."""
+    """Whether a change needs all keys: scores may depend on their number, a pattern may attend to any of them."""
     return change.point.canonical_name.endswith(("hook_attn_scores", "hook_pattern"))

@@ -250,7 +250,7 @@ class LayerHarvest(Harvest):
         return values, streams[0] if streams else None
 
     def _gives(self, stage: Stage, stream: Tensor | None, streams: list[Tensor]) -> dict[nn.Module, Way]:
-        """What the modules return that do not run in this stage."""
+        """What the modules that do not run in this stage return instead, by module."""
         anatomy = self.model._anatomy
         blocks, gives = [block.module for block in anatomy.blocks], dict[nn.Module, Way]()
 

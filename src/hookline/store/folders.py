@@ -7,10 +7,13 @@ import json
 import mmap
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
+
+from filelock import lock_descriptor, unlock_descriptor
 
 from hookline.engine.tensorfile import BAD_CONTENT, check_is_file, reason
 from hookline.errors import StoreError
@@ -170,19 +173,20 @@ class LocalFolder(Folder):
     def _write(self, path: str, parts: Sequence[Buffer]) -> None:
         Path(path).unlink(missing_ok=True)  # a file or link that somebody left there
         with open(path, "xb", buffering=0, opener=_without_links) as file:
-            start = 0
             for view in (memoryview(part).cast("B") for part in parts if len(part)):
                 while view:
-                    done = os.pwrite(file.fileno(), view, start)
+                    done = os.write(file.fileno(), view)
                     if not done:
                         raise OSError(errno.ENOSPC, "no bytes were written")
-                    view, start = view[done:], start + done
+                    view = view[done:]
             os.fsync(file.fileno())
 
     def place(self, names: Sequence[str]) -> None:
         """Rename, then sync the folder: after a crash a file is complete or absent, and so are all after it."""
         for name in names:
             os.replace(self._at(name + self.part), self._at(name))
+        if sys.platform == "win32":  # folders cannot be opened there
+            return
         handle = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -193,7 +197,8 @@ class LocalFolder(Folder):
         """Write a file unless there is one, as a link, which cannot replace a file."""
         self.stage(name, [content])
         try:
-            os.link(self._at(name + self.part), self._at(name), follow_symlinks=False)
+            follows = os.link not in os.supports_follow_symlinks  # Windows has no choice
+            os.link(self._at(name + self.part), self._at(name), follow_symlinks=follows)
         except FileExistsError:
             return False
         except OSError:  # a file system without links
@@ -212,18 +217,17 @@ class LocalFolder(Folder):
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock file. The system releases it when the process ends, however it ends."""
-        import fcntl
-
         with self._lock_file() as file:
+            if not lock_descriptor(file.fileno(), blocking=False):
+                file.seek(1)
+                raise StoreError(_in_use(self.path, file.read()))
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise StoreError(_in_use(self.path, file.read())) from None
-            file.truncate(0)
-            file.write(this_process())
-            file.flush()
-            yield
+                file.truncate(0)
+                file.write(" " + this_process())  # the first byte is the lock: on Windows nobody else can read it
+                file.flush()
+                yield
+            finally:
+                unlock_descriptor(file.fileno())
 
     def _lock_file(self) -> TextIO:
         try:
@@ -234,9 +238,12 @@ class LocalFolder(Folder):
             raise StoreError(f"{self.path} cannot be written to: {LOCK}: {why}") from error
 
 
+_WITHOUT_LINKS = 0 if sys.platform == "win32" else os.O_NOFOLLOW | os.O_NONBLOCK
+
+
 def _without_links(path: str, flags: int) -> int:
-    """Open a file at that path without following links, which somebody else may have put there."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    """Open a file at that path; links are not followed, as somebody else may have put them there (not on Windows)."""
+    return os.open(path, flags | _WITHOUT_LINKS, 0o666)
 
 
 class _Remote:
@@ -264,10 +271,11 @@ def _in_use(path: str, owner: str) -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """Whether a lock was left by a process of this machine that no longer exists."""
+    """Whether a lock was left by a process of this machine that no longer exists; not known on Windows."""
     try:
         process = json.loads(owner)
-        if process["host"] == socket.gethostname() and process["pid"] != os.getpid():
+        is_here = process["host"] == socket.gethostname() and process["pid"] != os.getpid()
+        if is_here and sys.platform != "win32":  # there, this would end the process
             os.kill(process["pid"], 0)
     except ProcessLookupError:
         return True

@@ -143,7 +143,7 @@ class Harvest:
             raise HooklineError("positions, max_tokens and prepend_bos apply to texts; here a row is a whole sample")
 
     def _switch(self) -> Any:
-        """The value of what a run may change in the model for good."""
+        """The attribute of the model that a run may change permanently; None if it has none."""
         name = self.model._anatomy.architecture.switches if isinstance(self.model, HookedModel) else None
         parts = () if name is None else self.model.module.modules()
         return next((getattr(part, name or "") for part in parts if name in vars(part)), None)

@@ -92,7 +92,7 @@ class LayerWeights:
 
     @contextmanager
     def holding(self, *parts: Part) -> Iterator[None]:
-        """Have these parts in memory, on the device; they are on the meta device again afterwards."""
+        """A context in which these parts are on the device; afterwards they are on the meta device again."""
         try:
             self._load(parts)
             yield

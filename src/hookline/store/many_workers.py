@@ -198,7 +198,7 @@ class SharedHarvest:
         self._leases.give_up(unit_name(unit))
 
     def _batches(self, unit: Unit, left: float) -> Iterator[tuple[Progress, Batch, Progress]]:
-        """The batches of a unit, until there are so many rows."""
+        """The batches of a unit, with at most `left` rows."""
         for before, items, after in unit.batches:
             batch = self._work.batch(items, before.examples)
             batch = batch if batch.rows <= left else batch.first(int(left))
@@ -238,7 +238,7 @@ class SharedHarvest:
         return writer
 
     def _free_units(self) -> list[int] | None:
-        """The units that nobody does, after a while; None if all are done."""
+        """The units that no worker is doing, or none after a wait; None if all are done."""
         self._write_empty()
         if self._writer is not None:
             self._writer.drain()

@@ -114,7 +114,7 @@ class StageFiles:
         return self._state.setdefault("notes", {})
 
     def has(self, log: str) -> bool:
-        """Whether a log has records that count."""
+        """Whether a log has records that were saved."""
         return log in self._state["sizes"]
 
     def append(self, log: str, tensors: Mapping[str, Tensor], note: Any = None) -> None:
