@@ -18,7 +18,7 @@ class WrappedTransformer(HookedModule):
 
     @property
     def index(self) -> ModelPoints:
-        """The points, found by any of their names: `model.index.select("z")`, `model.index.find("q5")`."""
+        """The points, found by any of their names: `model.index.select("*.hook_z")`, `model.index.find("q5")`."""
         return self._points
 
     @property
