@@ -77,7 +77,7 @@ def stacks(model: hookline.HookedModel) -> dict[str, Any]:
     """The points of each stack of layers, and of the rest of the model (""): where they are, or why they are not."""
     paths = {module: path for path, module in model.module.named_modules()}
     found: dict[str, Any] = {}
-    for spec in classic_points(model._anatomy):
+    for spec in classic_points(model.anatomy):
         match = IN_LAYER.fullmatch(spec.name)
         stack, layer, name = match.groups() if match else ("", "", spec.name)
         here = found.setdefault(stack, {"points": {}, "missing": {}, "some": []})
@@ -107,7 +107,7 @@ def sizes(kind: str, auto: Any) -> dict[str, Any]:
         found[letter] = next(
             (getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)), 0
         )
-    layers = {stack.name: len(stack.blocks) for stack in model._anatomy.stacks}
+    layers = {stack.name: len(stack.blocks) for stack in model.anatomy.stacks}
     return {**{letter: size for letter, size in found.items() if size}, "layers": layers}
 
 

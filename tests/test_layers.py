@@ -16,8 +16,8 @@ LAYERS = (
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 SEVERAL_PLACES = ("compat",)
 """Packages whose modules have other libraries' names."""
-
-
+PUBLIC = {"_points": "index", "_anatomy": "anatomy", "_device": "device", "_text": "text"}
+"""Private attributes that only `self` may read, and the public ones of a model."""
 OF_EACH_METHOD = ("fit",)
 """What several methods call the same: people type the module's name before it, as in `probes.fit`."""
 
@@ -70,3 +70,16 @@ def test_no_public_name_is_defined_twice() -> None:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].add(name)
     assert {name: places for name, places in found.items() if len(places) > 1 and name not in OF_EACH_METHOD} == {}
+
+
+def test_models_are_read_by_their_public_attributes() -> None:
+    private = [
+        f"{name}:{node.lineno} reads {ast.unparse(node)}: use {PUBLIC[node.attr]}"
+        for name, path in MODULES.items()
+        if name.split(".")[0] != "engine"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and node.attr in PUBLIC
+        and ast.unparse(node.value) not in ("self", "super()")
+    ]
+    assert not private, "\n".join(private)

@@ -542,3 +542,15 @@ def test_methods_can_be_called_from_code_that_is_being_compiled(model, name) -> 
     for _ in range(2):
         assert torch.equal(compiled(ids), expected)
     torch._dynamo.reset()
+
+
+def test_public_attributes_are_read_only() -> None:
+    model = hookline.load("tinyworld")
+    assert model.index.find("z1").canonical_name == "blocks.1.attn.hook_z"
+    assert len(model.anatomy.blocks) == model.cfg.n_layers
+    assert model.device == model.module.device == model.cfg.device
+    assert model.text.tokenizer is model.tokenizer
+    for name in ("index", "anatomy", "device", "text"):
+        with pytest.raises(AttributeError, match="no setter"):
+            setattr(model, name, None)
+    assert [point.name for point in hookline.hook(torch.nn.Linear(2, 2)).index.select("output")] == ["output"]

@@ -67,7 +67,7 @@ def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
             f"model: hookline.hook(module) hooks any module's input and output by name{'. ' + hint if hint else ''}"
         )
     hooked = HookedModule(module)
-    hooked._points.hint = lambda name: hint if _CLASSIC.match(name) else ""
+    hooked.index.hint = lambda name: hint if _CLASSIC.match(name) else ""
     return hooked
 
 

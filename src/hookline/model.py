@@ -128,12 +128,12 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     @property
     def cfg(self) -> Cfg:
         """The model's configuration: n_layers, n_heads, d_model, …"""
-        return cfg_of(self.module, self._anatomy)
+        return cfg_of(self.module, self.anatomy)
 
     @property
-    def _text(self) -> Text:
+    def text(self) -> Text:
         """The model's tokenizer, with its checks."""
-        id_count = n_ids(self.module, self._anatomy) or self.cfg.d_vocab
+        id_count = n_ids(self.module, self.anatomy) or self.cfg.d_vocab
         text: Text | None = vars(self).get("_text")
         if text is None or text.n_ids != id_count or text.tokenizer is not self.tokenizer:
             text = vars(self)["_text"] = Text(self.tokenizer, n_ctx=self.cfg.n_ctx, n_ids=id_count)
@@ -190,7 +190,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         if return_type not in ("logits", "loss", "both", "output", None):
             raise HooklineError(f'return_type must be "logits", "loss", "both", "output" or None, not {return_type!r}')
         is_own, is_default = return_type == "output", isinstance(return_type, _Unset)
-        config = self._anatomy.main.config
+        config = self.anatomy.main.config
         ignored = kwargs and ignored_option(kwargs, config, is_own=is_own, is_default=is_default, starts=starts)
         for is_wrong, problem in (
             (
@@ -359,7 +359,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
 
     def example_tokens(self) -> Int[Tensor, "batch pos"]:
         """Two short rows of token ids, for trying things out."""
-        return (torch.arange(14, device=self._device) % max(1, self.cfg.d_vocab - 3) + 3).view(2, 7)
+        return (torch.arange(14, device=self.device) % max(1, self.cfg.d_vocab - 3) + 3).view(2, 7)
 
     def last_logits(
         self,
@@ -388,7 +388,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         logits = self(None, "logits", **inputs)
         if not isinstance(logits, Tensor) or logits.ndim != 3:
             raise HooklineError("last_logits needs a model that returns logits for every position")
-        mask = inputs.get("decoder_attention_mask" if self._anatomy.is_encoder_decoder else "attention_mask")
+        mask = inputs.get("decoder_attention_mask" if self.anatomy.is_encoder_decoder else "attention_mask")
         return logits[torch.arange(len(logits), device=logits.device), last_columns(mask, logits)]
 
     def verify(  # type: ignore[override]
@@ -411,7 +411,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
             if getattr(self.module, "main_input_name", None) == "pixel_values" and not self.cfg.d_vocab:
                 raise HooklineError("this model takes images and no text: verify(images=[…])")
         inputs = self._one_input(self.example_tokens() if is_tokens and input is None else input, images)
-        if is_tokens and self._anatomy.is_encoder_decoder:
+        if is_tokens and self.anatomy.is_encoder_decoder:
             inputs["decoder_input_ids"] = self.example_tokens().flip(1)[: len(inputs["input_ids"])]
         return verify_model(self, inputs, progress=progress)
 

@@ -62,7 +62,7 @@ def test_the_table_is_there() -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_inputs_and_outputs_of_modules_by_bridge_names(kind) -> None:
     model = hook(nudged(kind))
-    block, parts = model._anatomy.blocks[1], {"ln1": "ln1", "ln2": "ln2", "attn.o": "o", "mlp.out": "mlp_out"}
+    block, parts = model.anatomy.blocks[1], {"ln1": "ln1", "ln2": "ln2", "attn.o": "o", "mlp.out": "mlp_out"}
     names = {f"blocks.1.{part}.hook_{side}": (part, side) for part in parts for side in ("in", "out")}
     _, cache = model.run_with_cache(TOKENS, names_filter=[*names, "blocks.1.attn.hook_z", "unembed.hook_out"])
     assert torch.equal(cache["blocks.1.attn.o.hook_in"], cache["blocks.1.attn.hook_z"])

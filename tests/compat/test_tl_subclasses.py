@@ -15,7 +15,9 @@ TOKENS = torch.arange(6)[None]
 CFG = HookedTransformerConfig(n_layers=1, d_model=16, d_head=8, n_ctx=8, d_vocab=10, act_fn="relu", device="cpu")
 
 
-@pytest.mark.parametrize("name", ["module", "weights", "_points", "_run", "_device", "_prepared", "_hook_actions"])
+@pytest.mark.parametrize(
+    "name", ["module", "weights", "index", "anatomy", "text", "_points", "_run", "_prepared", "_hook_actions"]
+)
 def test_subclasses_that_define_what_the_model_needs(name) -> None:
     with pytest.raises(HooklineError, match=f"Mine defines {name}, which HookedTransformer needs"):
         type("Mine", (HookedTransformer,), {name: lambda _self: 5})

@@ -43,7 +43,7 @@ def test_parts_do_what_they_do_in_the_model(kind) -> None:
     for layer in (0, -1):
         block = model.blocks[layer]
         torch.testing.assert_close(block(cache["resid_pre", layer]), cache["resid_post", layer], **close)
-        into, out = f"blocks.{layer % model.cfg.n_layers}.attn.hook_in", model._anatomy.blocks[layer].o
+        into, out = f"blocks.{layer % model.cfg.n_layers}.attn.hook_in", model.anatomy.blocks[layer].o
         x, expected = (model.run_with_cache(TOKENS, names_filter=each)[1] for each in (into, out))
         (x,), (expected,) = x.values(), expected.values()
         torch.testing.assert_close(block.attn(x, x, x), expected, **close)

@@ -75,9 +75,9 @@ def test_a_device_that_cannot_run_is_reported() -> None:
 
 def test_failing_points_are_problems(found, monkeypatch) -> None:
     model = hookline.load("tinyworld")
-    site = model._points.specs["blocks.1.hook_mlp_out"].site
-    wrong = hookline.HookPoint.at_site("blocks.1.hook_attn_out", site, model._points.permanent)
-    monkeypatch.setitem(model._points.hook_dict, "blocks.1.hook_attn_out", wrong)
+    site = model.index.specs["blocks.1.hook_mlp_out"].site
+    wrong = hookline.HookPoint.at_site("blocks.1.hook_attn_out", site, model.index.permanent)
+    monkeypatch.setitem(model.index.hook_dict, "blocks.1.hook_attn_out", wrong)
     problems = replace(found, model=model_facts(model)).problems()
     assert [problem for problem in problems if problem.startswith("blocks.1.hook_attn_out: ")]
 

@@ -118,7 +118,7 @@ def test_points_of_a_parent_are_those_inside(net, x) -> None:
     assert torch.equal(cache["lm.fc1"], net.module.fc1(x))
     with net.hooks(fwd_hooks=[("fc1", zero)]):
         assert whole.run_with_cache(x)[1]["lm.fc1"].eq(0).all()
-    assert whole._points.select(net) == whole._points.select("lm")
+    assert whole.index.select(net) == whole.index.select("lm")
     assert hook_count(parent) == 0
 
 

@@ -115,7 +115,7 @@ def test_an_undoing_that_is_interrupted_goes_on() -> None:
 def test_what_is_left_with_an_interrupt_pending_is_undone(kind) -> None:
     model = hookline.hook(tiny_models.nudged("gpt2"))
     tokens = model.example_tokens()
-    mlp = model._anatomy.blocks[0].mlp
+    mlp = model.anatomy.blocks[0].mlp
     before, logits = state_of(model.module), model(tokens)
     block = {
         "hooks": lambda: model.hooks(fwd_hooks=[("blocks.*.hook_resid_post", zero())]),
@@ -166,7 +166,7 @@ def test_detach_all_ends_what_was_left() -> None:
     left = model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", zero())])
     left.__enter__()
     model.processed_weights().__enter__()
-    Skipping(model.module, {model._anatomy.blocks[1].mlp: lambda args, _kwargs: args[0]}).__enter__()
+    Skipping(model.module, {model.anatomy.blocks[1].mlp: lambda args, _kwargs: args[0]}).__enter__()
     with other.hooks(fwd_hooks=[("fc1", fill(0))]):
         model.detach_all()
         assert other(torch.ones(1, 4)).equal(other.module.fc2(other.module.act(torch.zeros(1, 8))))

@@ -15,7 +15,7 @@ from hookline.errors import UnavailablePointError
 
 
 def names(net, names_filter) -> list[str]:
-    return [point.name for point in net._points.select(names_filter)]
+    return [point.name for point in net.index.select(names_filter)]
 
 
 def test_hook_dict_is_in_firing_order(net, x) -> None:
@@ -174,7 +174,7 @@ def test_every_listed_name_finds_its_own_point(path) -> None:
         outer = nn.Sequential()
         outer.add_module(name, module)
         module = outer
-    points = hookline.hook(module)._points
+    points = hookline.hook(module).index
     for name, point in points.hook_dict.items():
         assert points.find(name) is point
         assert points.canonical_name(name) == name

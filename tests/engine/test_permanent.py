@@ -247,14 +247,14 @@ def test_hooks_that_are_added_and_removed_leave_what_the_others_need() -> None:
             hooks = [(name, lambda x, factor=factor: x * factor) for name, factor, _ in added]
             with torch.no_grad():
                 assert torch.equal(gone(ids), whole.run_with_hooks(ids, fwd_hooks=hooks))
-            steps = gone._points.permanent.steps
-            assert steps.keys() == gone._points.permanent.actions_at.keys() == gone._points.permanent._tapped.keys()
-            count = len(gone._points.permanent.actions)
-            gone._points.permanent.refresh()  # settles all of them
-            assert len(gone._points.permanent.actions) == count
+            steps = gone.index.permanent.steps
+            assert steps.keys() == gone.index.permanent.actions_at.keys() == gone.index.permanent._tapped.keys()
+            count = len(gone.index.permanent.actions)
+            gone.index.permanent.refresh()  # settles all of them
+            assert len(gone.index.permanent.actions) == count
     for *_, remove in added:
         remove()
-    assert not gone._points.permanent.actions
+    assert not gone.index.permanent.actions
 
 
 def test_a_disabled_hook_that_is_left_keeps_nothing_on_the_modules() -> None:

@@ -39,7 +39,7 @@ def net():
 
 def last_run(net):
     """The run that would be used again."""
-    return net._points.ready_runs._runs[0][1]
+    return net.index.ready_runs._runs[0][1]
 
 
 def test_another_function_takes_the_place(net):

@@ -27,7 +27,7 @@ def x():
 
 
 def ready(net):
-    return [run for _, run in net._points.ready_runs._runs]
+    return [run for _, run in net.index.ready_runs._runs]
 
 
 @pytest.mark.parametrize("names", [None, "fc*", ["fc1", "fc2"]])

@@ -32,7 +32,7 @@ def lead(logits: Tensor) -> Tensor:
 
 
 def name_of(model: hookline.HookedModel, layer: int, point: str) -> str:
-    return f"{model._points.layer(layer)}.{point}"
+    return f"{model.index.layer(layer)}.{point}"
 
 
 def put(x: Tensor, value: Tensor | float, where: tuple) -> None:

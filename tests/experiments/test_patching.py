@@ -34,7 +34,7 @@ def one_by_one(
     model: Any, source: Tensor, target: Tensor, metric: Callable[[Tensor], Tensor], kind: str, result: Result
 ) -> Tensor:
     """The same sweep as a loop over full runs with a hook."""
-    names = {layer: model._points.name_of((kind, layer)) for layer in result.coords["layer"]}
+    names = {layer: model.index.name_of((kind, layer)) for layer in result.coords["layer"]}
     cache = model.run_with_cache(source, names_filter=list(names.values()))[1]
     values = torch.empty(result.shape)
     for cell in itertools.product(*map(range, result.shape)):

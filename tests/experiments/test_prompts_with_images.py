@@ -341,7 +341,7 @@ def test_parts_of_the_tower_are_ablated(kind) -> None:
     zeroed = model.run_with_hooks(**inputs, fwd_hooks=[(name, silence)])
     assert float(found.values[0, -1]) == pytest.approx(float(metric(zeroed)), abs=1e-5)
     mean = ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), method="mean")
-    assert mean.shape[1] == model._anatomy.towers[0].blocks[0].attn.num_heads
+    assert mean.shape[1] == model.anatomy.towers[0].blocks[0].attn.num_heads
     with pytest.raises(HooklineError, match="a position in the text"):
         ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), pos=-1)
     curve = ablation.cumulative(model, inputs, metric, ablation.ranking(mean))

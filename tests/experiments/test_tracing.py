@@ -40,7 +40,7 @@ def test_it_is_what_a_loop_gives(kind, window) -> None:
             def restore(x: Tensor, new: Tensor = new, pos: int = pos) -> None:
                 x[:, pos] = new
 
-            hooks.append((f"{model._points.layer(each)}.hook_{kind_of_point}", restore))
+            hooks.append((f"{model.index.layer(each)}.hook_{kind_of_point}", restore))
         expected = lead(model.run_with_hooks(text, fwd_hooks=hooks)).item()
         found = result.sel(point=kind_of_point, layer=layer, sample=sample).isel(pos=pos).item()
         assert found == pytest.approx(expected, abs=2e-4)

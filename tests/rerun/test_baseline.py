@@ -41,7 +41,7 @@ def some_variants(model: hookline.HookedModel, base: Baseline, other: Baseline) 
     names = [name for layer in (1, 3) for point in POINTS if (name := f"{prefix(model)}.{layer}.{point}") in base.kept]
     variants = []
     for name in names:
-        axes = base._points.find(name).axes
+        axes = base.model.index.find(name).axes
         pos = axes.split().index("p") - 1
         variants.append([base.change(name, other.kept[name].select(pos, 4), pos=4)])
         variants.append([base.change(name, other.kept[name])])
@@ -51,7 +51,7 @@ def some_variants(model: hookline.HookedModel, base: Baseline, other: Baseline) 
 
 
 def prefix(model: hookline.HookedModel) -> str:
-    return model._points.anatomy.main.name
+    return model.anatomy.main.name
 
 
 def names_in(model: hookline.HookedModel) -> list[str]:

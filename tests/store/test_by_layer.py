@@ -373,7 +373,7 @@ def test_weights_that_change_during_the_harvest(tmp_path, monkeypatch) -> None:
 
 def test_a_layer_that_reads_the_embeddings_again_is_not_run_without_them(tmp_path) -> None:
     model = hookline.load(TINYWORLD, device="meta")
-    block, kept = model._anatomy.blocks[2].module, []
+    block, kept = model.anatomy.blocks[2].module, []
     handles = [
         model.module.transformer.drop.register_forward_hook(lambda module, args, output: kept.append(output)),
         block.register_forward_pre_hook(lambda module, args: (args[0] + kept[-1], *args[1:])),

@@ -238,7 +238,7 @@ def test_points_have_their_other_names(tmp_path) -> None:
         model, "blocks.1.hook_resid_pre"
     )
     for name in (*model.hook_dict, "transformer.h.0.mlp.act", "transformer.h.0.attn.c_proj.input"):
-        assert all(model._points.canonical_name(other) == name for other in names_of(model, name))
+        assert all(model.index.canonical_name(other) == name for other in names_of(model, name))
     column = column_of(torch.zeros(2, 4), "a", "b", None, ["c", "b", "a"])
     assert (column.asked, column.also) == ("a", ("c",))
     again = Column.from_json(json.loads(json.dumps(asdict(column))))

@@ -72,13 +72,13 @@ def check_resuming(kind: str) -> None:
     model, inputs = hookline.hook(module), tiny_models.inputs(module)
     if not isinstance(model, HookedModel) or "blocks.1.hook_resid_pre" not in model.hook_dict:
         return
-    needs_tokens = kind.startswith("zamba") or bool(model._points.anatomy.towers)
+    needs_tokens = kind.startswith("zamba") or bool(model.anatomy.towers)
     tokens = inputs["input_ids"] if needs_tokens else None
     more = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
     with torch.no_grad():
         logits, cache = model.run_with_cache(**inputs, names_filter="blocks.1.hook_resid_pre")
         stream = cache["resid_pre", 1]
-        if stream.ndim != 3 or stream.shape[-1] != model._points.anatomy.width or kind in CANNOT_RESUME:
+        if stream.ndim != 3 or stream.shape[-1] != model.anatomy.width or kind in CANNOT_RESUME:
             with pytest.raises(hookline.HooklineError):
                 model(stream, start_at_layer=1, tokens=tokens, **more)
         else:
@@ -133,7 +133,7 @@ def test_the_verifier_catches_a_wrong_anatomy(kind, monkeypatch) -> None:
     """Points that are somewhere else than their names say do not pass."""
     module = tiny_models.causal_lm(kind)
     model = hookline.hook(module)
-    specs = model._points.specs
+    specs = model.index.specs
     wrong = {
         "blocks.1.hook_attn_out": "blocks.1.hook_mlp_out",
         "blocks.1.attn.hook_v": "blocks.1.attn.hook_k",
@@ -141,9 +141,9 @@ def test_the_verifier_catches_a_wrong_anatomy(kind, monkeypatch) -> None:
         "blocks.3.hook_resid_pre": "blocks.1.hook_resid_pre",
     }
     for name, other in wrong.items():
-        point = hookline.HookPoint.at_site(name, specs[other].site, model._points.permanent)
-        monkeypatch.setitem(model._points.hook_dict, name, point)
-    model._points._asked.clear()
+        point = hookline.HookPoint.at_site(name, specs[other].site, model.index.permanent)
+        monkeypatch.setitem(model.index.hook_dict, name, point)
+    model.index._asked.clear()
     failed = {verdict.name for verdict in verify_model(model, tiny_models.inputs(module)).failed()}
     assert failed >= set(wrong)
 
@@ -371,13 +371,13 @@ def test_two_stacks_want_to_be_told_apart() -> None:
 
 def test_globs_in_other_dialects_and_layers_by_any_name() -> None:
     model = hookline.hook(tiny_models.causal_lm("gpt2"))
-    chosen = model._points.select("lm.layer.*.post")
+    chosen = model.index.select("lm.layer.*.post")
     assert [point.name for point in chosen] == [f"blocks.{layer}.hook_resid_post" for layer in range(4)]
     for name in ("q3", "q-1", "blocks.-1.hook_resid_post", "lm.attn.3.pre", "transformer.h.3.attn"):
         assert model.point(name).layer() == 3
     assert model.hook_dict["q3"].site == model.hook_dict["blocks.3.attn.hook_q"].site
     bert = hookline.hook(tiny_models.encoder("bert"))
-    assert len(bert._points.select("blocks.*.attn.hook_z")) == 4
+    assert len(bert.index.select("blocks.*.attn.hook_z")) == 4
 
 
 def test_a_cache_without_what_is_recorded_on_request_says_so() -> None:
@@ -424,7 +424,7 @@ def test_filters_include_points_on_request_only_by_name(names_filter, is_asked, 
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         cache = model.run_with_cache(ids, names_filter=names_filter)[1]
-    others = [each for each in cache if model._points.is_on_request(each) and "hook_result" not in each]
+    others = [each for each in cache if model.index.is_on_request(each) and "hook_result" not in each]
     assert (name in cache) == is_asked
     assert not others
     plans = (model.plan(names_filter), model.points(names_filter), model.plan(fwd_hooks=[(names_filter, lambda x: x)]))

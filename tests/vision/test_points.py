@@ -85,7 +85,7 @@ def test_both_halves_of_a_model_that_compares(kind) -> None:
 def test_points_are_listed_in_the_order_in_which_they_fire(kind) -> None:
     model, inputs = seeing(kind)
     fired: list[str] = []
-    names = [point.name for point in model._points.select(None)]
+    names = [point.name for point in model.index.select(None)]
     model.run_with_hooks(**inputs, fwd_hooks=[(name, lambda x, hook: fired.append(hook.name)) for name in names])
     assert fired == names
 
@@ -103,7 +103,7 @@ def test_roles_and_classic_names_are_the_same_points() -> None:
         ("q", 1): "blocks.1.attn.hook_q",
     }
     for asked, classic in same.items():
-        (point,) = model._points.select(asked)
+        (point,) = model.index.select(asked)
         assert point.site == model.point(classic).site
     for asked, classic in {
         "vision.attn.0.q": "vision.blocks.0.attn.hook_q",
@@ -112,7 +112,7 @@ def test_roles_and_classic_names_are_the_same_points() -> None:
         "projector.out": "projector.hook_out",
     }.items():
         assert model.point(asked).site == model.point(classic).site
-    assert len(model._points.select("vision.attn.*.pattern")) == 3
+    assert len(model.index.select("vision.attn.*.pattern")) == 3
     with pytest.raises(UnknownPointError, match="It needs a layer"):
         model.point("vision.attn.pattern")
     with pytest.raises(UnknownPointError, match="0 to 2"):

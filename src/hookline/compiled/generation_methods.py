@@ -104,7 +104,7 @@ class GenerationMethods(ModelInputs):
         if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
             raise HooklineError(f"max_new_tokens must be a whole number above 0, not {max_new_tokens!r}")
         prepend_bos = kwargs.pop("prepend_bos", None)
-        check_weights_there(self._anatomy.main.embed)
+        check_weights_there(self.anatomy.main.embed)
         check_generation(self._points.root, kwargs, is_hooked=bool(active.get() or self._points.permanent.steps))
         is_text = input is not None and not isinstance(input, Tensor)
         inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, "left" if is_text else None, images)
@@ -113,7 +113,7 @@ class GenerationMethods(ModelInputs):
         inputs.pop("position_ids", None)  # generate counts them itself
         ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
         self._check_room(ids.shape[1] + max_new_tokens)
-        if mask is not None and not self._anatomy.is_encoder_decoder and not bool(mask[:, -1].all()):
+        if mask is not None and not self.anatomy.is_encoder_decoder and not bool(mask[:, -1].all()):
             raise HooklineError(
                 "these tokens are padded on the right, so new tokens would follow the padding: pass the texts, or "
                 'to_tokens(…, padding_side="left")'
@@ -131,7 +131,7 @@ class GenerationMethods(ModelInputs):
             if generation is not None:
                 return self._run(generation.run, (), {})
         mask = inputs.get("attention_mask")
-        if active.get() and (self._anatomy.is_encoder_decoder or self._anatomy.towers):
+        if active.get() and (self.anatomy.is_encoder_decoder or self.anatomy.towers):
             begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})  # before the model's own forward
         return self._run(self.module.generate, (ids,), options)  # type: ignore[arg-type]
 

@@ -260,7 +260,7 @@ class ActivationCache(Mapping[str, Tensor]):
             cache.has_batch_dim = {"True": True, "False": False}[about.get("has_batch_dim", "True")]
         cache._points, cache.forward_pass, cache.positions = None, None, about.get("positions")
         if model is not None:
-            cache._adopt(model._points, about, path)
+            cache._adopt(model.index, about, path)
         return cache
 
     def _adopt(self, points: Points, about: dict[str, str], path: str | Path) -> None:  # noqa: ARG002

@@ -52,6 +52,11 @@ class Hooked:
     """What runs the model in compiled graphs, if it is compiled."""
 
     @property
+    def index(self) -> Points:
+        """The points, found by any of their names: `net.index.select("fc*")`, `net.index.find("fc1")`."""
+        return self._points
+
+    @property
     def hook_dict(self) -> dict[str, HookPoint]:
         """All points by name, in the order in which they fire."""
         return PointDict(self._points)

@@ -278,13 +278,13 @@ def _layer_cells(model: HookedModel, prompts: Prompts, where: SweepPoints) -> Ce
     """Cells of whole layers: all points where a layer adds to the stream."""
     covered: dict[Key, Covered] = {}
     for layer in sorted(where.coords["layer"]):
-        names = [f"{model._points.layer(int(layer))}.hook_{kind}" for kind in ("attn_out", "cross_attn_out", "mlp_out")]
-        covered[(layer,)] = [(model._points.find(name), {}) for name in names if name in model.hook_dict]
+        names = [f"{model.index.layer(int(layer))}.hook_{kind}" for kind in ("attn_out", "cross_attn_out", "mlp_out")]
+        covered[(layer,)] = [(model.index.find(name), {}) for name in names if name in model.hook_dict]
     covered = {key: points for key, points in covered.items() if points}
     if not covered:
         raise HooklineError("no layer of this model has attn_out or mlp_out")
     cells = Cells({"layer": [layer for (layer,) in covered]}, covered)
-    if adds_up(model._points):
+    if adds_up(model.index):
         _check_layers(model, prompts, cells)
     return cells
 
@@ -292,7 +292,7 @@ def _layer_cells(model: HookedModel, prompts: Prompts, where: SweepPoints) -> Ce
 @torch.no_grad()
 def _check_layers(model: HookedModel, prompts: Prompts, cells: Cells) -> None:
     """Raise if a layer adds more to the stream than what is ablated."""
-    streams = stream_names(model._points)
+    streams = stream_names(model.index)
     cache = model.cache(**prompts.one(0), names_filter=[*streams, *cells.names])
     for (layer,), covered in cells.covered.items():
         names, after = [point.name for point, _ in covered], cache[streams[int(layer) + 1]]

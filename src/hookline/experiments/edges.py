@@ -204,7 +204,7 @@ def edge_receivers(model: HookedModel) -> list[Node]:
 
     A receiver reads everything that is written before its layer and turn.
     """
-    points, n_layers = model._points, model.cfg.n_layers
+    points, n_layers = model.index, model.cfg.n_layers
     receivers: list[Node] = []
     for layer in range(n_layers):
         prefix = points.layer(layer)

@@ -194,7 +194,7 @@ def _refuse_unless_linear(model: HookedModel, graph: AttributionGraph) -> None:
     if worst.value <= limit:
         return
     whole = range(model.cfg.n_layers)
-    missing = [at for at in whole if f"{model._points.layer(at)}.attn.hook_pattern" not in model.hook_dict]
+    missing = [at for at in whole if f"{model.index.layer(at)}.attn.hook_pattern" not in model.hook_dict]
     why = f"layers {missing} have no attention pattern to freeze" if missing else (
         "its layers compute something else that is not linear, such as norms or gates inside attention, or a layer "
         "that is not a sum of attention and MLP"

@@ -179,7 +179,7 @@ def _plain_tokens(model: HookedModel) -> Int[Tensor, " token"]:
 
 def _texts(model: HookedModel, prompts: Prompt) -> tuple[SweepPoints, list[Tensor]]:
     """The points of the attention patterns, and the tokens of each prompt, without padding."""
-    if model._points.anatomy.is_encoder_decoder:
+    if model.anatomy.is_encoder_decoder:
         raise HooklineError("head detectors do not support encoder-decoder models")
     where, texts = sweep_points(model, "pattern", ("layer", "head")), prompts_of(model, prompts)
     if texts.more:
@@ -207,7 +207,7 @@ def _checked(model: HookedModel, pattern: Tensor, tokens: Tensor) -> Float[Tenso
     target = pattern.detach().float().cpu()
     if target.shape != (n, n):
         raise HooklineError(f"the pattern is {list(pattern.shape)}, but the prompt has {n} tokens: pass [{n}, {n}]")
-    if model._points.anatomy.main.name != "encoder" and bool(target.triu(1).any()):
+    if model.anatomy.main.name != "encoder" and bool(target.triu(1).any()):
         raise HooklineError("the pattern attends to later tokens, but this model is causal: use pattern.tril()")
     return target
 

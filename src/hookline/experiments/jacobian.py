@@ -135,7 +135,7 @@ class JacobianLens:
         """The direction in the stream after a layer along which the lens's logit of each token rises."""
         model = self._bound()
         directions = torch.atleast_2d(model.weights.tokens_to_residual_directions(tokens).detach().float().cpu())
-        norm = norm_of(model._points.anatomy.main.ln_final, model.cfg.d_model)
+        norm = norm_of(model.anatomy.main.ln_final, model.cfg.d_model)
         if norm is not None:
             gain = norm.gain
             directions = directions * (gain.detach().float().cpu() if isinstance(gain, Tensor) else gain)
@@ -338,8 +338,8 @@ def stream_points(model: HookedModel, layers: Sequence[int] | None) -> dict[int,
 def _checked(model: HookedModel, layers: Sequence[int] | None) -> dict[int, str]:
     """The points of the layers, of a model that has a lens."""
     check_language_model(model)
-    check_not_sharded(model._points.root, "a Jacobian lens")
-    if model._points.anatomy.main.name == "encoder" or model._points.anatomy.is_encoder_decoder:
+    check_not_sharded(model.index.root, "a Jacobian lens")
+    if model.anatomy.main.name == "encoder" or model.anatomy.is_encoder_decoder:
         raise HooklineError(f"a Jacobian lens needs a decoder-only language model, not {model.cfg.architecture}")
     warn_of_dropout(model)
     return stream_points(model, layers)

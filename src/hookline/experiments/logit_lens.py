@@ -125,7 +125,7 @@ def lens_tokens(model: HookedModel, prompts: Prompt, *, top: int = 5, pos: int |
 
 def lens_cache(model: HookedModel, prompts: Prompts, pos: int | slice | None = None) -> ModelCache:
     """A run with the residual streams that the lens reads, at one position, some or all, and its logits."""
-    names = [*stream_names(model._points), "unembed.hook_in", "unembed.hook_out"]
+    names = [*stream_names(model.index), "unembed.hook_in", "unembed.hook_out"]
     with torch.no_grad():
         return model.run_with_cache(**prompts.call(model), names_filter=names, pos_slice=pos)[1]
 

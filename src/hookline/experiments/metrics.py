@@ -341,7 +341,7 @@ def _check_padding(name: str, metric: MetricFunction, logits: Tensor, mask: Tens
 
 def check_vocabulary(name: str, model: Any) -> None:
     """Raise if a metric of tokens is asked of a model that has no logits of tokens."""
-    if model._anatomy.unembed is None:
+    if model.anatomy.unembed is None:
         raise HooklineError(
             f"the metric {name} is computed from logits over the vocabulary, but {model.cfg.architecture} has no "
             f"unembedding: its output is the last hidden state. Load the model with its language-model head "

@@ -154,14 +154,14 @@ def _node(model: HookedModel, spec: Any, points: Mapping[str, Sequence[str]], ne
     for what, number, n in (("layer", layer, model.cfg.n_layers), ("head", head or 0, n_heads)):
         if number not in range(n):
             raise HooklineError(f"{spec!r}: there is no {what} {number}, the model has 0 to {n - 1}")
-    names = [f"{model._points.layer(layer)}.{name}" for name in points[kind]]
-    point = model._points.find(next((name for name in names if name in model.hook_dict), names[0]))
+    names = [f"{model.index.layer(layer)}.{name}" for name in points[kind]]
+    point = model.index.find(next((name for name in names if name in model.hook_dict), names[0]))
     return Node(label, layer, int(kind == "mlp"), point, head)
 
 
 def _frozen(model: HookedModel, first: int, last: int, *, with_mlps: bool) -> list[Node]:
     """What is frozen: attention after the sender, and MLPs unless effects may pass through them."""
-    points, nodes = model._points, []
+    points, nodes = model.index, []
     for layer in range(first, last + 1):
         if layer > first:
             nodes.append(Node("attn", layer, 0, points.find(f"{points.layer(layer)}.hook_attn_out")))

@@ -97,7 +97,7 @@ def relevance(
 
 def _check_points(model: HookedModel, where: SweepPoints) -> None:
     """Relevance is followed from the metric to the input of the first layer, not to images or embeddings."""
-    stack = model._points.anatomy.main.name
+    stack = model.anatomy.main.name
     for point in where.points.values():
         if point.canonical_name.partition(".")[0] not in (stack, "ln_final", "unembed"):
             raise HooklineError(
@@ -108,7 +108,7 @@ def _check_points(model: HookedModel, where: SweepPoints) -> None:
 
 def _streams(model: HookedModel) -> list[str]:
     """The points of the residual stream, in order."""
-    anatomy, points = model._points.anatomy, model._points
+    anatomy, points = model.anatomy, model.index
     names = [f"{points.layer(layer)}.{name}" for layer in range(len(anatomy.blocks)) for name in _STREAMS]
     streams = [name for name in names if name in points.hook_dict]
     if names[0] not in streams:

@@ -130,7 +130,7 @@ class AttachedSaes:
         sae = (
             source
             if isinstance(source, SparseAutoencoder)
-            else SparseAutoencoder.load(Path(source), device=model._device)
+            else SparseAutoencoder.load(Path(source), device=model.device)
         )
         where = sae.cfg.hook_name if point is None else point
         name = Path(path).resolve().name if path else str(where)
@@ -170,7 +170,7 @@ def weight_versions(module: nn.Module) -> Versions:
 
 def model_versions(model: HookedModel) -> Versions:
     """`weight_versions` of a model, and its permanent hooks."""
-    hooks = tuple((ref(hook), hook.registration.is_enabled()) for hook in model._points.permanent.hooks())
+    hooks = tuple((ref(hook), hook.registration.is_enabled()) for hook in model.index.permanent.hooks())
     return weight_versions(model.module), hooks
 
 

@@ -88,7 +88,7 @@ _current: ContextVar[Remembered | None] = ContextVar("remembered answers", defau
 def remembered(model: HookedModel, question: Question, key: Hashable, compute: Callable[[], Any]) -> Any:
     """What `compute` returns. It depends on the model, the prompts and edits of the question, and `key`."""
     memory = _current.get()
-    has_runs = memory is not None and not model._points.anatomy.is_encoder_decoder  # whose prompt alone has no logits
+    has_runs = memory is not None and not model.anatomy.is_encoder_decoder  # whose prompt alone has no logits
     weights = fingerprint(model.module) if has_runs else None
     if memory is None or weights is None:
         return compute()

@@ -102,9 +102,7 @@ def logits_at_position(model: HookedModel, question: Question) -> Tensor:
 def run_with_points(model: HookedModel, question: Question, names: list[str]) -> ActivationCache:
     """The run with the edits, in which these points are at every position."""
     points = [model.point(name) for name in names]
-    is_in_all = all(
-        point.stream != "image" and not model._points.is_on_request(point.canonical_name) for point in points
-    )
+    is_in_all = all(point.stream != "image" and not model.index.is_on_request(point.canonical_name) for point in points)
     if is_in_all and _fits(model, question):
         return _run(model, question)
     with edited(model, question):

@@ -371,7 +371,7 @@ def _continuation(model: HookedModel, question: Question) -> list[str]:
         prompt = prompt_of(model, question)
         tokens = tokens_in(model, prompt)
         inputs = keywords(tokens if isinstance(prompt, str) else prompt)
-        start = 1 if model._points.anatomy.is_encoder_decoder else tokens.shape[1]  # a decoder begins with a token
+        start = 1 if model.anatomy.is_encoder_decoder else tokens.shape[1]  # a decoder begins with a token
         with edited(model, question):
             ids = model.generate(**inputs, max_new_tokens=question.count, do_sample=False)[0, start:].tolist()
         return [model.to_string([token]) for token in ids]

@@ -97,7 +97,7 @@ class _ObjectRegistration(Registration):
         self._hook.check_points([action.point])
         root = action.point.permanent.root()
         if not action.is_in_run and self.id is None and root is not None and self._hook.says_where():
-            self._hook.check_target([action.point], HookContext(root).model._points)  # it may have been given a point
+            self._hook.check_target([action.point], HookContext(root).model.index)  # it may have been given a point
 
     def join(self, hooks: PermanentHooks) -> None:
         """Let the object report when it is enabled or disabled."""

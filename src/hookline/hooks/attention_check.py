@@ -78,13 +78,13 @@ class _Check:
         """The modules inside which a pattern is computed, with its shape."""
         shapes: dict[str, torch.Size] = {}
         hooks = []
-        for path, module in self.net._points._modules.items():
+        for path, module in self.net.index._modules.items():
             if is_called(module) and not isinstance(module, torch.jit.ScriptModule):
                 hooks.append((self._name(path, "pattern"), _noting(shapes, path)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NeverFiredWarning)
             self._run(hooks)
-        return {path: shapes[path] for path in self.net._points._modules if path in shapes}
+        return {path: shapes[path] for path in self.net.index._modules if path in shapes}
 
     def problems(self, path: str) -> list[str]:
         """What does not hold of the points of a module."""
@@ -115,7 +115,7 @@ class _Check:
         return [f"{path}: {problem}" for problem in wrong]
 
     def _name(self, path: str, name: str) -> str:
-        taken = _point(path, name) in self.net._points._modules
+        taken = _point(path, name) in self.net.index._modules
         return f"{path}:{name}" if taken else _point(path, name)
 
     def _run(self, hooks: list[tuple[str, Callable[[Tensor], Any]]]) -> list[Tensor]:

@@ -206,7 +206,7 @@ class Hook(HookObject):
 
     def attached(self, model: Any) -> None:
         """Note that it is about to be used on `model`."""
-        root = model._points.root
+        root = model.index.root
         context_of(root, model)
         self._root, self._given_context = ref(root), None
 

@@ -72,7 +72,7 @@ class Registry:
             action.registration.is_permanent = True
             if isinstance(hook, HookObject):
                 hook.check_points([point])
-                hook.check_target([point], self._model._points)
+                hook.check_target([point], self._model.index)
                 hook.attached(self._model)
             point.permanent.add(action)
         except BaseException:
@@ -98,7 +98,7 @@ class Registry:
         """The registered hooks, in the order in which they run; those of one layer if it is given."""
         if layer_signature is None:
             return [action.hook for action in self._actions()]
-        sites = [point.site for point in self._model._points.select(layer_signature)]
+        sites = [point.site for point in self._model.index.select(layer_signature)]
         modules = [site.module for site in sites]
 
         def is_there(action: HookAction) -> bool:
@@ -140,26 +140,26 @@ class Registry:
 
         Errors of hooks that were unregistered since come first, until `clear_errors()`.
         """
-        past = [error for permanent in self._model._points.permanent_hooks() for error in permanent.past_errors]
+        past = [error for permanent in self._model.index.permanent_hooks() for error in permanent.past_errors]
         return [*past, *(error for action in self._actions() for error in action.errors)]
 
     def clear_errors(self) -> None:
         """Clear the list of errors."""
-        for permanent in self._model._points.permanent_hooks():
+        for permanent in self._model.index.permanent_hooks():
             permanent.past_errors.clear()
         for action in self._actions():
             action.errors.clear()
 
     def list_layers(self) -> list[str]:
         """The names of the model's modules, at whose outputs hooks can be registered."""
-        modules = self._model._points.root.named_modules()
+        modules = self._model.index.root.named_modules()
         return [name for name, module in modules if name and is_called(module) and not isinstance(module, HookPoint)]
 
     def __contains__(self, hook_or_id: object) -> bool:
         return any(hook_or_id in (action.registration.id, action.hook) for action in self._actions())
 
     def _point(self, layer_signature: Filter, hook: Any) -> HookPoint:
-        points = self._model._points
+        points = self._model.index
         if isinstance(layer_signature, int) and points.blocks() is None:
             raise HooklineError(
                 f"a number is the index of a language model's block, and this model has none: pass the name of a "
@@ -188,7 +188,7 @@ class Registry:
     def _actions(self) -> list[HookAction]:
         actions = [
             hook
-            for permanent in self._model._points.permanent_hooks()
+            for permanent in self._model.index.permanent_hooks()
             for hook in permanent.hooks()
             if hook.registration.id is not None
         ]
@@ -204,7 +204,7 @@ class Registry:
 
     def __repr__(self) -> str:
         rows = [f"  {action.point.name}: {action.hook!r}" for action in self._actions()]
-        root = type(self._model._points.root).__name__
+        root = type(self._model.index.root).__name__
         return "\n".join([f"Registry of {root}, {len(rows)} hooks registered", *rows])
 
 

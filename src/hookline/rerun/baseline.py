@@ -77,13 +77,13 @@ class Baseline:
     ) -> None:
         if tokens.ndim != 2 or tokens.shape[0] != 1:
             raise HooklineError(f"a baseline needs one text: tokens of shape [1, pos], got {list(tokens.shape)}")
-        if model._points.anatomy.is_encoder_decoder:
+        if model.anatomy.is_encoder_decoder:
             raise HooklineError(
                 "baselines, and experiments that use them, need a model with one stack of layers, not an "
                 "encoder-decoder model: use run_with_hooks"
             )
         self.model, self.tokens = model, tokens
-        self._points = model._points
+        self._points = model.index
         self.images = ImageInputs(self._points.root, inputs or {})
         self._hooks = list(fwd_hooks)
         self._entries = Entries(self._points)

@@ -44,7 +44,7 @@ def fastest_strategy(
     model: WrappedTransformer, run: Callable[..., Baseline], tokens: Tensor, inputs: Mapping[str, Any] | None = None
 ) -> Strategy:
     """The fastest strategy that agrees with full runs on these tokens; `run` creates a baseline."""
-    points, names = model._points, stream_names(model._points)
+    points, names = model.index, stream_names(model.index)
     has_streams = all(name in points.hook_dict for name in names)
     passes_more = points.anatomy.architecture.more_than_stream or chooses_keys(points.anatomy.config)
     if tokens.shape[1] < _LEAST or passes_more or not has_streams:
@@ -74,7 +74,7 @@ def fastest_strategy(
 
 def _trial_variants(base: Baseline) -> list[list[Change]]:
     """A few variants: of the stream at the first, a middle and the last layer, and of what attention adds."""
-    points, n_layers = base._points, base._n_layers
+    points, n_layers = base.model.index, base._n_layers
     streams = [base.kept[name] for name in stream_names(points)]
     at = _places(base)
     layers = (0, n_layers // 2, n_layers)

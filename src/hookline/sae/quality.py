@@ -106,7 +106,7 @@ def evaluate(
 
 def predicts_next(model: HookedModel) -> bool:
     """Whether the model predicts the next token of its input."""
-    return model._anatomy.main.name != "encoder" and not model._anatomy.is_encoder_decoder
+    return model.anatomy.main.name != "encoder" and not model.anatomy.is_encoder_decoder
 
 
 def _losses(model: HookedModel, ids: Tensor, mask: Tensor, spliced: list[Any], zeroed: list[Any]) -> Tensor:

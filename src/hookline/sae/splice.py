@@ -227,7 +227,7 @@ def run_with_features(model: Hooked, *args: Any, saes: Autoencoders, **kwargs: A
     pairs = autoencoders_at(model, saes)
     output, cache = model.run_with_cache(*args, names_filter=[point for point, _ in pairs], **kwargs)
     tensors = {point.name: sae.encode(sae.flattened(cache[point.name], point)) for point, sae in pairs}
-    features = ActivationCache(tensors, model._points, has_batch_dim=cache.has_batch_dim)
+    features = ActivationCache(tensors, model.index, has_batch_dim=cache.has_batch_dim)
     features.forward_pass, features.positions = cache.forward_pass, cache.positions
     return output, features
 

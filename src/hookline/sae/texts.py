@@ -37,8 +37,8 @@ def text_batches(
     check_count("batch_size", batch_size)
     numbered = ((number, text) for number, text in enumerate(texts) if text != "")
     while batch := list(islice(numbered, batch_size)):
-        ids, mask = model._text.encode([text for _, text in batch], padding_side="right")
-        ids, mask = ids.to(model._device), mask.to(model._device)
+        ids, mask = model.text.encode([text for _, text in batch], padding_side="right")
+        ids, mask = ids.to(model.device), mask.to(model.device)
         cache = model.cache(ids, attention_mask=mask, names_filter=point)
         if len(cache) != 1:
             raise HooklineError(f"{point!r} matches {len(cache)} points, expected exactly one: {list(cache)[:4]}")

@@ -90,7 +90,7 @@ class Profile:
     def _token(self, token: str | int) -> int:
         """The id of a token; an error if only the same word with a space before it is in the contexts."""
         if isinstance(token, int):
-            self.model._text.check_ids(torch.tensor([token]))
+            self.model.text.check_ids(torch.tensor([token]))
             return token
         token_id = self.model.to_single_token(token)
         if self._has(token_id) or token.startswith(" "):

@@ -206,7 +206,7 @@ class Transcoders(nn.Module):
 
     def points(self, model: HookedModel, layer: int) -> tuple[str, str]:
         """The names of the points that a layer's transcoder reads and replaces."""
-        prefix = model._points.layer(layer)
+        prefix = model.index.layer(layer)
         return f"{prefix}.{self.origin.reads}", f"{prefix}.{self.origin.writes}"
 
     def check_fit(self, model: HookedModel) -> None:

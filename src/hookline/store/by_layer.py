@@ -87,14 +87,14 @@ class LayerHarvest(Harvest):
         if not isinstance(hooked, HookedModel):
             what = a_type(hooked)
             raise HooklineError(f"by_layer=True takes the folder of a language model of transformers, not {what}")
-        _check(hooked._points)
+        _check(hooked.index)
         self.device = layers_device(device)
         self.weights = LayerWeights(hooked, self.device)
         super().__init__(hooked, points, options)
-        layers = len(hooked._anatomy.blocks)
+        layers = len(hooked.anatomy.blocks)
         self._stages = [Stage(layer + 2, layer, layers) for layer in range(-1, layers + 1)]
         self._layer_of = {
-            part: index for index, block in enumerate(hooked._anatomy.blocks) for part in block.module.modules()
+            part: index for index, block in enumerate(hooked.anatomy.blocks) for part in block.module.modules()
         }
 
     def identity(self, store: Store) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class LayerHarvest(Harvest):
     @property
     def _always(self) -> tuple[str, ...]:
         """The parts that later layers read again."""
-        return (EMBED,) if self.model._anatomy.architecture.rereads_embeddings else ()
+        return (EMBED,) if self.model.anatomy.architecture.rereads_embeddings else ()
 
     def _run_stage(self, stage: Stage, *, is_last: bool) -> None:
         files, done = self._files, self._files.done
@@ -184,7 +184,7 @@ class LayerHarvest(Harvest):
             if number < done:
                 continue
             batch, _, _ = batch_in(record, note)
-            with _explained(stage, self.model._anatomy, is_first=number == done):
+            with _explained(stage, self.model.anatomy, is_first=number == done):
                 values, out = self._run_parts(stage, batch, stream)
                 if number == done:
                     _check_whole(stage, stream, [*values.values(), out], batch)
@@ -200,7 +200,7 @@ class LayerHarvest(Harvest):
     def _stream(self, stage: Stage, out: Tensor | None) -> Tensor:
         if out is None:
             raise HooklineError(
-                f"by_layer=True is not available for {self.model._anatomy.kind}: {stage} does not run on text. "
+                f"by_layer=True is not available for {self.model.anatomy.kind}: {stage} does not run on text. "
                 f"Harvest without by_layer"
             )
         return out
@@ -226,17 +226,17 @@ class LayerHarvest(Harvest):
         recorder = Recorder(points, skips_missing=stage.layer < 0)
         actions: list[Action] = [Record(point, recorder) for point in points]
         if 0 <= stage.layer < stage.n_layers:
-            layer = model._points.layer(stage.layer)
+            layer = model.index.layer(stage.layer)
             actions.append(
-                Record(model._points.find(f"{layer}.hook_resid_post"), leaving := Recorder(skips_missing=True))
+                Record(model.index.find(f"{layer}.hook_resid_post"), leaving := Recorder(skips_missing=True))
             )
         if stage.layer == 0 and stream is not None:
             actions.append(
-                Enter(model._points.find(f"{model._points.layer(0)}.hook_resid_pre").site, stream, is_first=True)
+                Enter(model.index.find(f"{model.index.layer(0)}.hook_resid_pre").site, stream, is_first=True)
             )
         gives = self._gives(stage, stream, streams)
         inputs: dict[str, Any] = {name: to_device(x, self.device) for name, x in batch.kwargs.items()}
-        root = model._points.root
+        root = model.index.root
         with Skipping(root, gives), Run(root, actions, is_one_pass=True), suppress(StopForward):
             model(return_type=None, **inputs)
         self.check_switch()
@@ -244,14 +244,14 @@ class LayerHarvest(Harvest):
             streams = [*leaving.values().values()]
         axes = {point.name: point.axes for point in points}
         values = {
-            model._points.canonical_name(name): as_rows(name, x, axes.get(name, ""), batch)
+            model.index.canonical_name(name): as_rows(name, x, axes.get(name, ""), batch)
             for name, x in recorder.values().items()
         }
         return values, streams[0] if streams else None
 
     def _gives(self, stage: Stage, stream: Tensor | None, streams: list[Tensor]) -> dict[nn.Module, Way]:
         """What the modules that do not run in this stage return instead, by module."""
-        anatomy = self.model._anatomy
+        anatomy = self.model.anatomy
         blocks, gives = [block.module for block in anatomy.blocks], dict[nn.Module, Way]()
 
         def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -281,15 +281,15 @@ class LayerHarvest(Harvest):
         if stage.layer < 0:
             return outside
         first = self._files.notes["first"]
-        return [point for point in outside if self.model._points.canonical_name(point.name) not in first]
+        return [point for point in outside if self.model.index.canonical_name(point.name) not in first]
 
     def _last_stage(self) -> int:
         """The index of the last stage that has points."""
         layers = [self._layer_of.get(point.site.module) for point in self.points]
         entry = (
-            self.model._anatomy.main.embed,
-            self.model._anatomy.main.pos_embed,
-            self.model._anatomy.main.embed_norm,
+            self.model.anatomy.main.embed,
+            self.model.anatomy.main.pos_embed,
+            self.model.anatomy.main.embed_norm,
         )
         if any(
             layer is None and point.site.module not in entry for layer, point in zip(layers, self.points, strict=True)
@@ -310,7 +310,7 @@ class LayerHarvest(Harvest):
 
     def _check_space(self, stages: Sequence[Stage], progress: bool) -> None:
         """Say how much disk the stages need; raise if it is not there."""
-        notes, folder, width = self._files.notes, self._files.folder, self.model._anatomy.width
+        notes, folder, width = self._files.notes, self._files.folder, self.model.anatomy.width
         streams = 2 * notes["tokens"] * width * self.model.cfg.dtype.itemsize
         rows = 2 * notes["rows"] * self._row_bytes()  # by layer, and then as the shards of the store
         free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.iterdir())
@@ -330,7 +330,7 @@ class LayerHarvest(Harvest):
         with suppress(HooklineError):
             tokens = torch.zeros(1, 2, dtype=torch.long)
             return self.model.plan(self.points, input={"input_ids": tokens}).nbytes // 2
-        return len(self.points) * self.model._anatomy.width * self.model.cfg.dtype.itemsize
+        return len(self.points) * self.model.anatomy.width * self.model.cfg.dtype.itemsize
 
     def done(self) -> None:
         """Delete the files of the stages: everything is in the store."""

@@ -131,10 +131,10 @@ class Harvest:
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not {a_type(model)}")
         self.model, self.options = model, options
-        self.team = Team(processes.get(model._points.root))
+        self.team = Team(processes.get(model.index.root))
         self._fit = Fit("examples")
-        self.points = model._points.select(points)
-        self._asked = {model._points.canonical_name(point.name): point.name for point in self.points}
+        self.points = model.index.select(points)
+        self._asked = {model.index.canonical_name(point.name): point.name for point in self.points}
         _check_steady(model.module)
         self._was = self._switch()
         if isinstance(model, HookedModel):
@@ -144,20 +144,20 @@ class Harvest:
 
     def _switch(self) -> Any:
         """The attribute of the model that a run may change permanently; None if it has none."""
-        name = self.model._anatomy.architecture.switches if isinstance(self.model, HookedModel) else None
+        name = self.model.anatomy.architecture.switches if isinstance(self.model, HookedModel) else None
         parts = () if name is None else self.model.module.modules()
         return next((getattr(part, name or "") for part in parts if name in vars(part)), None)
 
     def check_switch(self) -> None:
         """Raise if the last run changed the model for good: the rows would depend on the runs before."""
         if isinstance(self.model, HookedModel) and (now := self._switch()) != self._was:
-            name = self.model._anatomy.architecture.switches
+            name = self.model.anatomy.architecture.switches
             why = "for all later texts, so that rows would depend on the order of texts"
             raise HooklineError(f"a short text changed {name} of the model, {why}: load it with {name}={now!r}")
 
     def context(self) -> Run | nullcontext[None]:
         """One run around all passes if there are permanent hooks, so that unreached positions are reported once."""
-        return Run(self.model._points.root, ()) if self.model._points.permanent.steps else nullcontext()
+        return Run(self.model.index.root, ()) if self.model.index.permanent.steps else nullcontext()
 
     def identity(self, store: Store) -> dict[str, Any]:  # noqa: ARG002 - for harvests that keep something beside it
         """What the activations depend on besides the points, the data and the options."""
@@ -312,7 +312,7 @@ def _check_points(model: HookedModel, points: Sequence[HookPoint]) -> None:
                 f"{point.name!r} has the axes {point.axes!r}: a store needs one row of fixed shape per position. Use "
                 f"run_with_cache instead"
             )
-        if model._anatomy.is_encoder_decoder and not point.canonical_name.startswith("encoder."):
+        if model.anatomy.is_encoder_decoder and not point.canonical_name.startswith("encoder."):
             raise StoreError(
                 f"{point.name!r} is not in the encoder, and the data is fed to the encoder only: harvest encoder.…"
             )
@@ -355,7 +355,7 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
     stops = isinstance(model, HookedModel) and all(point.axes for point in points)
     cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
     axes = {point.name: point.axes for point in points}
-    names = model._points
+    names = model.index
     return {names.canonical_name(name): as_rows(name, x, axes.get(name, ""), batch) for name, x in cache.items()}
 
 
@@ -375,7 +375,7 @@ def as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:
 
 def names_of(model: Hooked, name: str) -> list[str]:
     """The other names of a stored point: in other dialects, and the path of its module."""
-    points, others = model._points, list[str]()
+    points, others = model.index, list[str]()
     if isinstance(points, ModelPoints) and name in points.hook_dict:
         others += other_names(name, points._stacks)
     path = points._paths.get(points.find(name).site.module)

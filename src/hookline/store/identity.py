@@ -70,7 +70,7 @@ def identity(model: Hooked) -> dict[str, Any]:
 def input_device(model: Hooked) -> torch.device:
     """The device of the model's inputs."""
     if isinstance(model, HookedModel):
-        return model._device
+        return model.device
     return next((p.device for p in model.module.parameters()), torch.device("cpu"))
 
 
@@ -78,7 +78,7 @@ def with_weights(model: Any) -> Any:
     """The model; an error if it is on the meta device."""
     if isinstance(model, HookedModel):
         try:
-            check_weights_there(model._anatomy.main.embed)
+            check_weights_there(model.anatomy.main.embed)
         except HooklineError as error:
             raise HooklineError(f"{error}, or harvest it by layer: harvest(…, by_layer=True)") from None
     elif isinstance(model, Hooked):
@@ -134,7 +134,7 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 def _own_hooks(model: Hooked) -> list[tuple[str, Any]]:
     """The enabled forward hooks that may change activations, by place; at one place, in the order they fire."""
-    actions = active_hooks(model._points)
+    actions = active_hooks(model.index)
     places = {action.tap: action.point.canonical_name for action in reversed(actions)}
     actions.sort(key=lambda action: (places[action.tap], action.tap.kind.value, action.stage))
     return [(action.point.canonical_name, action.hook) for action in actions]

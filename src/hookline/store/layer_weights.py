@@ -50,7 +50,7 @@ class LayerWeights:
 
     def _names_by_part(self, model: HookedModel) -> dict[Part, set[str]]:
         """The names of the tensors of each part."""
-        anatomy = model._anatomy
+        anatomy = model.anatomy
         modules: list[tuple[Part, nn.Module | None]] = [(EMBED, anatomy.main.embed), (HEAD, anatomy.unembed)]
         modules += [(index, block.module) for index, block in enumerate(anatomy.blocks)]
         names_by_part: dict[Part, set[str]] = {
@@ -151,7 +151,7 @@ def _checkpoint_of(model: HookedModel) -> Checkpoint:
     real = next((name for name, x in module.named_parameters() if not x.is_meta), None)
     if real is not None:
         raise HooklineError(
-            f"by_layer=True is for a model whose weights are not in memory, but {real} is on {model._device}: pass the "
+            f"by_layer=True is for a model whose weights are not in memory, but {real} is on {model.device}: pass the "
             f"model's folder, or hookline.load(folder, device='meta')"
         )
     checkpoint = checkpoint_of(module)

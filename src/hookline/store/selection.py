@@ -157,7 +157,7 @@ class Batch:
 
 def text_batch(model: HookedModel, examples: Sequence[Example], first: int, options: HarvestOptions) -> Batch:
     """A batch of texts or tokens, padded on the right; padding is never a row."""
-    text = model._text
+    text = model.text
     texts = [_ids(text, example, first + number, options) for number, example in enumerate(examples)]
     ids = pad_sequence(texts, batch_first=True, padding_value=_pad(model))
     real = torch.arange(ids.shape[1]) < torch.tensor([[len(text)] for text in texts])
@@ -303,7 +303,7 @@ def _padded_in_batch(model: HookedModel, bare: list[int], texts: Sequence[Tensor
     rows = [texts[row] for row in bare]
     if model.tokenizer is None or len(rows) < 2 or len({len(row) for row in rows}) != 1 or not len(rows[0]):
         return []
-    row = model._text.padded_row(torch.stack(rows))
+    row = model.text.padded_row(torch.stack(rows))
     return [] if row is None else [bare[row]]
 
 

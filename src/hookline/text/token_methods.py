@@ -14,15 +14,16 @@ from hookline.text.tokenizer import Side, Text
 
 
 class TokenHelpers:
-    """Text and tokens of a language model: a mixin that needs the model's `text` and device."""
+    """Text and tokens of a language model: a mixin that needs the model's `text` and `device`."""
 
     @property
-    def _text(self) -> Text:
+    def text(self) -> Text:
         """The model's tokenizer, with its checks."""
         raise NotImplementedError
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """The device that the model takes tokens on."""
         raise NotImplementedError
 
     def to_tokens(
@@ -39,8 +40,8 @@ class TokenHelpers:
         The returned tensor itself remembers its padding, which is masked when the model runs on it; a tensor derived
         from it needs an `attention_mask`.
         """
-        ids, mask = self._text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)
-        ids = ids.to(self._device)
+        ids, mask = self.text.encode(text, prepend_bos=prepend_bos, padding_side=padding_side)
+        ids = ids.to(self.device)
         if not mask.all():
             ids.padding_mask = mask  # type: ignore[attr-defined]
         return ids
@@ -53,8 +54,8 @@ class TokenHelpers:
             'Hello, world!'
         """
         if isinstance(tokens, Tensor) and tokens.ndim == 2:
-            return [self._text.decode(row) for row in tokens]
-        return self._text.decode(tokens)
+            return [self.text.decode(row) for row in tokens]
+        return self.text.decode(tokens)
 
     def to_str_tokens(self, input: str | Sequence[str] | Tensor, *, prepend_bos: bool | None = None) -> Any:
         """Each token of a prompt as text; for several prompts, a list of such lists.
@@ -66,11 +67,11 @@ class TokenHelpers:
         if not isinstance(input, str | Tensor):
             return [self.to_str_tokens(prompt, prepend_bos=prepend_bos) for prompt in input]
         ids = self.to_tokens(input, prepend_bos=prepend_bos)[0] if isinstance(input, str) else input.reshape(-1)
-        return [self._text.decode([token]) for token in ids.tolist()]
+        return [self.text.decode([token]) for token in ids.tolist()]
 
     def to_single_token(self, text: str) -> int:
         """The id of a text that is a single token; an error that shows the tokens otherwise."""
-        return self._text.single(text)
+        return self.text.single(text)
 
     def get_token_position(
         self, token: str | int, input: str | Tensor, *, mode: Literal["first", "last"] = "first"

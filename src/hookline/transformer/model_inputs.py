@@ -16,7 +16,6 @@ from hookline.errors import HooklineError, warn
 from hookline.text.ragged import warn_of_ragged
 from hookline.text.token_methods import TokenHelpers
 from hookline.text.tokenizer import Side, shown_prompt
-from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.cfg import cfg_of, device_of
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import image_positions
@@ -46,12 +45,9 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
     tokenizer: Any
 
     @property
-    def _anatomy(self) -> Anatomy:
-        return self._points.anatomy
-
-    @property
-    def _device(self) -> torch.device:
-        return device_of(self.module, self._anatomy)
+    def device(self) -> torch.device:
+        """The device that the model takes tokens on, also if its weights are offloaded."""
+        return device_of(self.module, self.anatomy)
 
     if TYPE_CHECKING:  # from `vision.image_methods`
 
@@ -112,14 +108,14 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
 
     def _checked_now(self, tokens: Tensor) -> CheckedTokens | None:
         """A note that these tokens were checked; None if it could not be seen that they, or the model, changed."""
-        embed = self._anatomy.main.embed
+        embed = self.anatomy.main.embed
         if tokens.is_inference() or type(embed) is not nn.Embedding or (len(tokens) > 1 and self.tokenizer is not None):
             return None
         return CheckedTokens(tokens, embed, self._points.lineage([embed]))
 
     def _warn_if_ragged(self, input: Any, mask: Tensor | None) -> None:
         if mask is not None and input is not None and not isinstance(input, Tensor):
-            warn_of_ragged(mask, is_causal=self._anatomy.main.name != "encoder")
+            warn_of_ragged(mask, is_causal=self.anatomy.main.name != "encoder")
 
     @outside_compiler
     def _inputs(
@@ -141,20 +137,20 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         ):
             raise HooklineError(f"token ids must be a tensor, torch.tensor(…), not a list: {input!r}")
         else:
-            ids, mask = self._text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
+            ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
             mask = None if mask.all() else mask
-        return ids.to(self._device), mask.to(self._device) if mask is not None else None
+        return ids.to(self.device), mask.to(self.device) if mask is not None else None
 
     def _checked_ids(self, tokens: Tensor, *, has_mask: bool) -> tuple[Tensor, Tensor | None]:
         """Rows of token ids, and the mask that `to_tokens` attached to them, unless they were changed since."""
         ids = tokens[None] if tokens.ndim == 1 else tokens
         if ids.ndim != 2:
             raise HooklineError(f"tokens must be one row or a batch of rows, not of shape {tuple(tokens.shape)}")
-        self._text.check_ids(ids)
+        self.text.check_ids(ids)
         mask: Tensor | None = getattr(ids, "padding_mask", None)
-        if mask is not None and self._text.is_padded(ids, mask):
+        if mask is not None and self.text.is_padded(ids, mask):
             return ids, mask
-        row = self._text.padded_row(ids) if not has_mask and len(ids) > 1 and self.tokenizer is not None else None
+        row = self.text.padded_row(ids) if not has_mask and len(ids) > 1 and self.tokenizer is not None else None
         if row is not None:
             warn(
                 f"row {row} of these tokens looks padded, but there is no attention_mask: pass one, or pass the texts. "
@@ -175,7 +171,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
 
     def _decoder_inputs(self, decoder_input: Any, inputs: dict[str, Any]) -> dict[str, Any]:
         """The inputs of the decoder, if the model has one; its start token by default."""
-        if not self._points.anatomy.is_encoder_decoder:
+        if not self.anatomy.is_encoder_decoder:
             if decoder_input is not None:
                 raise HooklineError("decoder_input needs an encoder-decoder model, and this model is not one")
             return {}
@@ -192,15 +188,15 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         start = next((token_id for token_id in starts if token_id is not None), None)
         if start is None:
             raise HooklineError("pass decoder_input: the config of this model has no decoder_start_token_id")
-        return {"decoder_input_ids": torch.full((rows, 1), start, device=self._device)}
+        return {"decoder_input_ids": torch.full((rows, 1), start, device=self.device)}
 
     def _image_positions(self, tokens: Tensor) -> Tensor | None:
         return image_positions(self._points, tokens)
 
     def _check_room(self, length: int) -> None:
         """Raise if a text of this length exceeds the learned position embeddings."""
-        n_ctx = cfg_of(self.module, self._anatomy).n_ctx
-        if self._anatomy.main.pos_embed is not None and n_ctx is not None and length > n_ctx:
+        n_ctx = cfg_of(self.module, self.anatomy).n_ctx
+        if self.anatomy.main.pos_embed is not None and n_ctx is not None and length > n_ctx:
             raise HooklineError(f"the prompt and the new tokens are {length} tokens, but the context is {n_ctx}")
 
     def _for_plan(self, input: Any) -> Any:

@@ -39,10 +39,12 @@ class ImageMethods:
     if TYPE_CHECKING:  # from the model
 
         @property
-        def _text(self) -> Text: ...
+        def text(self) -> Text:
+            """The tokenizer, with its checks."""
 
         @property
-        def _device(self) -> torch.device: ...
+        def device(self) -> torch.device:
+            """The device that the model takes tokens on."""
 
         def _text_inputs(self, prompt: Any, prepend_bos: bool | None, padding_side: Side | None) -> dict[str, Any]: ...
 
@@ -71,7 +73,7 @@ class ImageMethods:
         if not self.is_vision_only:
             prompts = self._prompts(prompt)
             inputs = encode_prompts(self.processor, prompts, images, prepend_bos=prepend_bos, padding_side=padding_side)
-            self._text.check_ids(inputs["input_ids"])
+            self.text.check_ids(inputs["input_ids"])
         elif (prompt, prepend_bos, padding_side) != (None, None, None):
             raise HooklineError(f"{type(self.module).__name__} takes images but no text: model(images=[…])")
         else:
@@ -119,7 +121,7 @@ class ImageMethods:
         dtype = next(parameter.dtype for parameter in self.module.parameters() if parameter.is_floating_point())
         for name, value in inputs.items():
             if isinstance(value, Tensor):
-                inputs[name] = value.to(device=self._device, dtype=dtype if value.is_floating_point() else None)
+                inputs[name] = value.to(device=self.device, dtype=dtype if value.is_floating_point() else None)
         config: Any = self.module.config
         rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
         if "image_grid_thw" not in inputs or "mrope_section" not in rope:  # else the model computes 3-D position ids

@@ -41,15 +41,15 @@ class BridgePoints(MutableMapping[str, nn.Module]):
             self._model._attached.remove(name)
 
     def __iter__(self) -> Iterator[str]:
-        attached = [path for path in self._model._attached.modules if path in self._model._points.replaced]
+        attached = [path for path in self._model._attached.modules if path in self._model.index.replaced]
         yield from dict.fromkeys([*self._listed(), *attached])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def _listed(self) -> dict[str, HookPoint]:
-        self._model._points.keep_up()
-        points = self._model._points
+        self._model.index.keep_up()
+        points = self._model.index
         return {bridge_name(points, name): point for name, point in points.hook_dict.items()}
 
 

@@ -104,8 +104,8 @@ def weights_of(model: HookedTransformer) -> dict[str, Entry]:
 def all_entries(model: HookedTransformer) -> dict[str, Entry]:
     """All weights by name."""
     entries = dict(_before_layers(model))
-    for layer in range(len(model._anatomy.blocks)):
-        entries |= {f"{model._points.layer(layer)}.{name}": entry for name, entry in _of_layer(model, layer)}
+    for layer in range(len(model.anatomy.blocks)):
+        entries |= {f"{model.index.layer(layer)}.{name}": entry for name, entry in _of_layer(model, layer)}
     entries |= _after_layers(model)
     return entries | {name: Entry(tensor, tensor) for name, tensor in _left_over(model, entries)}
 
@@ -126,7 +126,7 @@ def _is_neutral(name: str, entry: Entry) -> bool:
 
 
 def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
-    anatomy = model._anatomy
+    anatomy = model.anatomy
     if not isinstance(anatomy.main.embed, nn.Embedding):
         raise HooklineError(f"{type(anatomy.main.embed).__name__} is not a plain embedding and has no single matrix")
     embedding, inside = anatomy.main.embed.weight, getattr(anatomy.main.embed, "embed_scale", 1.0)
@@ -140,12 +140,12 @@ def _before_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
 
 def positions_of(model: HookedTransformer) -> nn.Module | None:
     """The module of learned positions; a shortformer's, which adds them to queries and keys, too."""
-    pos_embed = model._anatomy.main.pos_embed
+    pos_embed = model.anatomy.main.pos_embed
     return getattr(model.module, "qk_pos_embed", None) if pos_embed is None else pos_embed
 
 
 def _after_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
-    anatomy = model._anatomy
+    anatomy = model.anatomy
     yield from _of_norm("ln_final", anatomy.main.ln_final)
     if anatomy.unembed is not None:
         matrix, bias = linear(anatomy.unembed)
@@ -154,7 +154,7 @@ def _after_layers(model: HookedTransformer) -> Iterator[tuple[str, Entry]]:
 
 
 def _of_layer(model: HookedTransformer, layer: int) -> Iterator[tuple[str, Entry]]:
-    points, block = model._points, model._anatomy.blocks[layer]
+    points, block = model.index, model.anatomy.blocks[layer]
     for name in ("ln1", "ln1_post", "ln2", "ln2_post"):
         yield from _of_norm(name, getattr(block, name))
     is_grouped = model.cfg.n_key_value_heads is not None

@@ -106,7 +106,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             raise HooklineError("default_padding_side needs a tokenizer")
 
     @property
-    def _text(self) -> LensText:
+    def text(self) -> LensText:
         """Conversion between text and tokens."""
         return LensText(self.tokenizer, self.cfg)
 

@@ -42,6 +42,11 @@ class LensModule(HookedModel):
         vars(self).update({name: empty[name] for name in OWN_STATE}, _attached=Attached(self._points))
 
     @property
+    def index(self) -> LensPoints:
+        """The points, found by any of their names."""
+        return self._points
+
+    @property
     def hook_dict(self) -> dict[str, HookPoint]:
         """All points by name, in the order in which they fire."""
         self._points.keep_up()
@@ -133,7 +138,7 @@ class LensModule(HookedModel):
                 yield from module.named_modules(memo, f"{prefix}.{path}" if prefix else path, remove_duplicate)
             return
         yield "", self
-        paths, anatomy = self._component_paths(), self._anatomy
+        paths, anatomy = self._component_paths(), self.anatomy
         for own_name, module in list(self.module.named_modules())[1:]:
             head, tail = own_name, ""
             while head and head not in paths:
@@ -155,7 +160,7 @@ class LensModule(HookedModel):
 
     def _component_paths(self) -> dict[str, str]:
         """The names of components of TransformerLens, by the names of their modules in the transformers model."""
-        anatomy, module_names = self._anatomy, {module: name for name, module in self.module.named_modules()}
+        anatomy, module_names = self.anatomy, {module: name for name, module in self.module.named_modules()}
         parts = ["embed", "pos_embed", "ln_final", "unembed"]
         of_block = ("attn", "mlp", "ln1", "ln1_post", "ln2", "ln2_post")
         parts += [f"blocks.{layer}.{name}" for layer in range(len(anatomy.blocks)) for name in of_block]

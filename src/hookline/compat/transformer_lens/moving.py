@@ -19,7 +19,7 @@ class LensMoves(HookedModel):
         """Move the model, or change its dtype; the arguments are those of `nn.Module.to`."""
         args = args[:-1] if len(args) == 2 and isinstance(args[1], bool) else args  # TransformerLens's print_details
         self._move(*args, **kwargs)
-        self.cfg.device, self.cfg.dtype = self._device, next(self.module.parameters()).dtype
+        self.cfg.device, self.cfg.dtype = self.device, next(self.module.parameters()).dtype
         return self
 
     def _move(self, *args: Any, **kwargs: Any) -> None:

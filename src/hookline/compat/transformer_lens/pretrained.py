@@ -62,8 +62,8 @@ class Pretrained(LensWeights):
             return
         ours = {name for base in cls.__mro__[1:] if base.__module__.startswith("hookline.") for name in vars(base)}
         private = {name for name in ours if re.match(r"_[^_]", name) and not hasattr(nn.Module, name)}
-        of_instances = {"module", "_points", "_anatomy", "_attached"}
-        taken = sorted((of_instances | {"weights"} | private) & vars(cls).keys())
+        of_instances = {"module", "_points", "_attached"}
+        taken = sorted((of_instances | {"weights", "index", "anatomy", "text"} | private) & vars(cls).keys())
         if taken:
             raise HooklineError(f"{cls.__name__} defines {', '.join(taken)}, which HookedTransformer needs: rename it")
 
@@ -72,7 +72,7 @@ class Pretrained(LensWeights):
         self._begin_state()
         self._points.permanent.raises_own = True
         vars(self)["cfg"] = cfg
-        self.cfg.device = self._device
+        self.cfg.device = self.device
 
     def _take_loaded(self, cfg: Any) -> nn.Module | None:
         """The module that `from_pretrained` has loaded for this model; None for a new toy model."""
@@ -223,7 +223,7 @@ class Pretrained(LensWeights):
                 super().restore_weights()
                 raise error
             vars(self)["_refactored"] = swaps
-        self.cfg.normalization_type = normalization(self.module, self._anatomy)
+        self.cfg.normalization_type = normalization(self.module, self.anatomy)
 
     def _do(self, name: str, swaps: Swaps) -> None:
         if name == "refactor_factored_attn_matrices":
@@ -249,7 +249,7 @@ class Pretrained(LensWeights):
             self._refactored.undo()
             vars(self)["_refactored"] = None
         super().restore_weights()
-        self.cfg.normalization_type = normalization(self.module, self._anatomy)
+        self.cfg.normalization_type = normalization(self.module, self.anatomy)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Save the transformers model; raises while its weights are processed."""

@@ -31,10 +31,10 @@ def refactor(model: HookedTransformer, swaps: Swaps) -> None:
             f"{cfg.n_key_value_heads or cfg.n_heads} keys for {cfg.n_heads} queries"
         )
     for layer in range(cfg.n_layers):
-        path = f"{model._points.layer(layer)}.attn"
-        new = _factored({name: weight(model._points, layer, name).detach() for name in _NAMES})
+        path = f"{model.index.layer(layer)}.attn"
+        new = _factored({name: weight(model.index, layer, name).detach() for name in _NAMES})
         for part in "QKVO":
-            module = model._points.find(f"{path}.hook_{'z' if part == 'O' else part.lower()}").site.module
+            module = model.index.find(f"{path}.hook_{'z' if part == 'O' else part.lower()}").site.module
             _make_own(module, swaps, has_bias=bool(new[f"b_{part}"].abs().max() > 1e-6))
         for name, value in new.items():
             entry = find_entry(model, f"{path}.{name}")

@@ -110,9 +110,9 @@ class LensText(Text):
 
 
 class LensTokens:
-    """The token helpers of a HookedTransformer. A mixin: it needs the model's `_text` and `cfg`."""
+    """The token helpers of a HookedTransformer. A mixin: it needs the model's `text` and `cfg`."""
 
-    _text: Any
+    text: Any
     tokenizer: Any
     cfg: Any
 
@@ -125,7 +125,7 @@ class LensTokens:
         truncate: bool = True,
     ) -> Int[Tensor, "batch pos"]:
         """Token ids of one prompt or several, padded to one length. The tensor remembers its padding."""
-        ids, mask = self._text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side, truncate=truncate)
+        ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side, truncate=truncate)
         ids = ids.to(self.cfg.device) if move_to_device else ids
         if not mask.all():
             ids.padding_mask = mask
@@ -137,8 +137,8 @@ class LensTokens:
         if ids.ndim > 2:
             raise LensAssertionError(f"tokens must be one row or several, not a tensor of shape {list(ids.shape)}")
         if ids.ndim == 2:
-            return [self._text.decode(row.tolist()) for row in ids]
-        return self._text.decode(ids.reshape(-1).tolist())
+            return [self.text.decode(row.tolist()) for row in ids]
+        return self.text.decode(ids.reshape(-1).tolist())
 
     def to_str_tokens(
         self,
@@ -153,18 +153,18 @@ class LensTokens:
         ids = torch.as_tensor(tokens).squeeze()
         if ids.ndim > 1:
             raise LensAssertionError(f"to_str_tokens takes one row of tokens, not a tensor of shape {list(ids.shape)}")
-        return [self._text.decode([token]) for token in ids.reshape(-1).tolist()]
+        return [self.text.decode([token]) for token in ids.reshape(-1).tolist()]
 
     def to_single_token(self, string: str) -> int:
         """The id of a single-token text; raises if it is several tokens."""
         try:
-            return self._text.single(string)
+            return self.text.single(string)
         except HooklineError as error:
             raise LensAssertionError(str(error)) from None
 
     def to_single_str_token(self, int_token: int) -> str:
         """The text of one token."""
-        return self._text.decode([int(int_token)])
+        return self.text.decode([int(int_token)])
 
     def get_token_position(
         self,

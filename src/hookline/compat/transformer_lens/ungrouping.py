@@ -19,14 +19,14 @@ class Ungrouped:
     """A model in which every head has keys and values of its own: copies of its group's weights, until `undo`."""
 
     def __init__(self, model: HookedModel) -> None:
-        self._points, self._swaps = model._points, Swaps()
+        self._points, self._swaps = model.index, Swaps()
         self._attributes: list[tuple[Any, str, int]] = []
         self._copies: list[tuple[nn.Parameter, Tensor]] = []
         tokens = model.example_tokens()
         before = _logits(model, tokens)
-        for block in model._anatomy.blocks:
+        for block in model.anatomy.blocks:
             if block.attn is not None:
-                self._ungroup(block.attn, model._anatomy.main.config)
+                self._ungroup(block.attn, model.anatomy.main.config)
         self._points.refresh()
         if not torch.allclose(
             before, _logits(model, tokens), rtol=0, atol=rounding(before.dtype) * float(before.abs().max())

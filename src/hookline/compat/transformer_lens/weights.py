@@ -24,7 +24,7 @@ class LensMatrices(Weights):
     _matrix = FactoredMatrix
 
     def __init__(self, model: Any) -> None:
-        super().__init__(model._points)
+        super().__init__(model.index)
         self._model = model
 
     @property
@@ -91,7 +91,7 @@ class LensWeights(LensMoves, LensModule):
         if args or kwargs:
             raise HooklineError("state_dict takes no arguments here: use model.module.state_dict(…)")
         state = {name: entry.snapshot(name) for name, entry in entries.weights_of(self).items()}  # type: ignore[arg-type]
-        state |= entries.redundant_buffers(state, self._device)
+        state |= entries.redundant_buffers(state, self.device)
         return state | {name: tensor.detach() for name, tensor in self._other_state().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:

@@ -32,7 +32,7 @@ def checked_text(model: HookedModel, prompts: Prompt, pos: int | slice | None) -
 
 def cached_run(model: HookedModel, prompts: Prompts, where: int | slice | None) -> ModelCache:
     """The activations of a run at these positions, with its logits, without the vision tower."""
-    names = [point.name for point in model._points.select(None) if point.stream != "image"]
+    names = [point.name for point in model.index.select(None) if point.stream != "image"]
     with torch.no_grad():
         cache = model.run_with_cache(**prompts.call(model), names_filter=names, pos_slice=where)[1]
     if cache.logits is None:

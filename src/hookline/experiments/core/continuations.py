@@ -103,7 +103,7 @@ def answers_of(model: HookedModel, answers: Any, batch: int) -> Slot:
 
 
 def _tokens(model: HookedModel, answer: Any) -> Ids:
-    ids = tuple(model._text.ids(answer, False)) if isinstance(answer, str) else answer
+    ids = tuple(model.text.ids(answer, False)) if isinstance(answer, str) else answer
     ids = (ids,) if isinstance(ids, int) else ids
     wrong = next((token for token in ids if token not in range(model.cfg.d_vocab)), None)
     if wrong is not None:
@@ -117,7 +117,7 @@ def _answers(metric: Any) -> list[str]:
 
 
 def _check(model: HookedModel, metrics: Sequence[tuple[str, Any]]) -> None:
-    anatomy = model._points.anatomy
+    anatomy = model.anatomy
     if anatomy.main.name == "encoder" or anatomy.is_encoder_decoder:
         raise HooklineError("an answer of several tokens needs a decoder-only language model")
     for name, metric in metrics:
@@ -177,7 +177,7 @@ def _extended(model: HookedModel, prompts: Prompts, contexts: Sequence[Slot]) ->
             rows.append(torch.cat([text, text.new_tensor(context[row])]))
             lengths.append(len(text))
             more += [longer(inputs, len(text), len(context[row])) for inputs in prompts.more[row : row + 1]]
-    model._text.check_length(max(map(len, rows)))
+    model.text.check_length(max(map(len, rows)))
     return Prompts.of_rows(rows, more, len(contexts), lengths)
 
 

@@ -85,7 +85,7 @@ class Pullback:
         rows = [self._text.row(0)[0]] * copies
         names = dict.fromkeys([*self._names, self._last])
         # Backward passes of fused attention cannot be batched: torch would loop over the cotangents.
-        with self._how.autocast(self._model._device), sdpa_kernel(SDPBackend.MATH), linear_activations(self._model):
+        with self._how.autocast(self._model.device), sdpa_kernel(SDPBackend.MATH), linear_activations(self._model):
             call = Prompts.of_rows(rows).call(self._model)
             run = lambda hooks: self._model.run_with_hooks(**call, fwd_hooks=hooks)  # noqa: E731
             self.streams = traced_run(run, copies, list(names))[1]

@@ -136,7 +136,7 @@ def through_heads(graph: AttributionGraph, source: int, target: int) -> Float[Te
     """
     edges = run_behind(graph)
     model, n_layers = edges.local.model, edges.local.model.cfg.n_layers
-    names = [f"{model._points.layer(layer)}.attn.hook_{kind}" for layer in range(n_layers) for kind in "zv"]
+    names = [f"{model.index.layer(layer)}.attn.hook_{kind}" for layer in range(n_layers) for kind in "zv"]
     for name in names:
         model.point(name)  # raises if the model does not have it
     local = LocalModel(model, edges.local.run.call, edges.local.transcoders, edges.local.errors_only, names)
@@ -158,7 +158,7 @@ def through_heads(graph: AttributionGraph, source: int, target: int) -> Float[Te
     values, zero = local.run.forward(embedding, written)[0], local.without_nodes[0]
     contributions = []
     for layer in range(n_layers):
-        name = f"{model._points.layer(layer)}.attn.hook_pattern"
+        name = f"{model.index.layer(layer)}.attn.hook_pattern"
         pattern = local.run.frozen[name][0].float()
         z, v = ((values[point_name] - zero[point_name]).float() for point_name in names[2 * layer : 2 * layer + 2])
         heads, length = pattern.shape[:2]
@@ -190,7 +190,7 @@ def score_parts(graph: AttributionGraph, layer: int, head: int, query: int, key:
     """The parts of one attention score; the last two rows and columns are other nodes and biases."""
     edges = run_behind(graph)
     model = edges.local.model
-    prefix = model._points.layer(layer)
+    prefix = model.index.layer(layer)
     names = [f"{prefix}.attn.hook_{kind}" for kind in ("rot_q", "rot_k")]
     with torch.no_grad():
         cache = model.run_with_cache(**edges.local.run.call, names_filter=[*names, f"{prefix}.attn.hook_attn_scores"])[

@@ -45,12 +45,12 @@ class Line:
         self, model: HookedModel, prompts: Prompts, points: list[str], steps: int | None, along: Along
     ) -> None:
         self.model, self.prompts, self.points, self.steps = model, prompts, points, steps
-        first = f"{model._points.layer(0)}.hook_resid_pre"
+        first = f"{model.index.layer(0)}.hook_resid_pre"
         self.moved = {first: points} if along == "inputs" else {name: [name] for name in points}
         """The points that are moved along the line, and the points whose gradients are then taken."""
         self.names = points if steps is None else list(dict.fromkeys([*points, *self.moved]))
         """The points at which both runs must be known."""
-        self._in_tower = {name for name in self.names if model._points.find(name).stream == "image"}
+        self._in_tower = {name for name in self.names if model.index.find(name).stream == "image"}
         self._fit = Fit("prompts")
         self._fit.most = 1 if self._in_tower else None
         self._start: Traced | None = None
@@ -129,7 +129,7 @@ class Line:
 
     def _by_prompt(self, x: Tensor, name: str) -> Tensor:
         """An activation, with the images of a prompt in one row."""
-        return in_one_row(x, self.model._points.find(name)) if name in self._in_tower else x
+        return in_one_row(x, self.model.index.find(name)) if name in self._in_tower else x
 
 
 def traced_run(

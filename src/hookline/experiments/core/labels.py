@@ -168,7 +168,7 @@ def first_sum(content: str, tensors: dict[str, Tensor]) -> str:
 
 def about(model: Any, what: str) -> dict[str, Any]:
     """What was done, on which model, and the points where it has hooks, if any: entries of `info`."""
-    hooks = [hook.point.name for hook in active_hooks(model._points)]
+    hooks = [hook.point.name for hook in active_hooks(model.index)]
     return {"about": what, "model": model.cfg.model_name, **({"hooks": hooks} if hooks else {})}
 
 

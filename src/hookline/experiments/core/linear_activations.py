@@ -22,11 +22,11 @@ def linear_activations(model: HookedModel) -> Run:
 
     None of them while other hooks are active: they may make the output depend on more than the input at the same place.
     """
-    root = model._points.root
-    is_alone = not (open_runs() or model._points.permanent.steps)
+    root = model.index.root
+    is_alone = not (open_runs() or model.index.permanent.steps)
     modules = root.named_modules() if is_alone else ()
     names = [name for name, module in modules if type(module) in _elementwise() and not _is_hooked(module)]
-    edits = [Edit(model._points.find(point), hook) for name in names for point, hook in _hooks(name)]
+    edits = [Edit(model.index.find(point), hook) for name in names for point, hook in _hooks(name)]
     for edit in edits:
         edit.must_fire = False  # the modules of a vision tower are not called for a text
     return Run(root, edits, is_one_pass=True)

@@ -48,7 +48,7 @@ def mlp_cuts(model: HookedModel) -> dict[int, Cut]:
     """The MLP of each layer that has one, with its input after the norm, or the stream if that is not a point."""
     cuts: dict[int, Cut] = {}
     for layer in range(model.cfg.n_layers):
-        prefix = model._points.layer(layer)
+        prefix = model.index.layer(layer)
         reads = [f"{prefix}.{kind}" for kind in _READS if f"{prefix}.{kind}" in model.hook_dict]
         if reads and f"{prefix}.hook_mlp_out" in model.hook_dict:
             cuts[layer] = Cut(reads[0], f"{prefix}.hook_mlp_out")
@@ -68,7 +68,7 @@ class LinearRun:
     ) -> None:
         self.model, self.call, self.cuts, self.skips = model, dict(inputs), dict(cuts), dict(skips)
         self.watch = tuple(watch)
-        self.start = f"{model._points.layer(0)}.hook_resid_pre"
+        self.start = f"{model.index.layer(0)}.hook_resid_pre"
         self.frozen: dict[str, Tensor] = {}
         self.inputs: dict[Reader, Tensor] = {}
         """The input of each MLP and of the unembedding, and the value at each watched point, [pos, d]."""
@@ -88,7 +88,7 @@ class LinearRun:
         """Run the model once, with gradients from the sources to the readers."""
         if torch.is_inference_mode_enabled():
             raise HooklineError("graphs need gradients, which torch.inference_mode() disables: use torch.no_grad()")
-        place = "hook_pos_embed" if self.model._anatomy.main.pos_embed is not None else None
+        place = "hook_pos_embed" if self.model.anatomy.main.pos_embed is not None else None
         positions: list[Tensor] = []
         names = [name for name in self.model.hook_dict if name.endswith(_FROZEN)]
         hooks: list[Any] = [(names, self._freeze)] if names else []
@@ -105,7 +105,7 @@ class LinearRun:
         self.positions = positions[0] if is_added else torch.zeros_like(started)
         self.embedding = started - self.positions
         out, last_logits = self._made[LOGITS], logits.detach()[0, -1]
-        self.factor, cap = factor_and_cap(out.detach(), last_logits, self.model._anatomy.config)
+        self.factor, cap = factor_and_cap(out.detach(), last_logits, self.model.anatomy.config)
         """By what the model multiplies what its unembedding returns."""
         self._made[LOGITS] = out * self.factor
         self.logits: Float[Tensor, " vocab"] = out.detach() if cap is not None else last_logits

@@ -79,7 +79,7 @@ class MaskedRuns:
 
     def _writers(self, changes: Tensor) -> list[Any]:
         """Hooks that note how far the output of each sender is from that of the corrupted run."""
-        points = self.model._points
+        points = self.model.index
         seen: dict[str, Tensor] = {}
         hooks: list[Any] = []
 

@@ -173,9 +173,9 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
         return _with_images(model, list(prompt))  # type: ignore[arg-type]
     if isinstance(prompt, list | tuple) and _are_ids(prompt):
         texts = prompt if isinstance(prompt[0], list | tuple) else [prompt]
-        rows = [torch.tensor(ids, device=model._device) for ids in texts]
+        rows = [torch.tensor(ids, device=model.device) for ids in texts]
         for row in rows:
-            model._text.check_ids(row)
+            model.text.check_ids(row)
         return Prompts.of_rows(rows)
     ids, mask = model._inputs(prompt, None, None)  # type: ignore[arg-type]
     return Prompts(ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
@@ -194,12 +194,12 @@ def check_language_model(model: Any) -> None:
 def check_has_weights(model: HookedModel) -> None:
     """Raise if the model was loaded without its weights."""
     check_language_model(model)
-    check_weights_there(model._points.anatomy.main.embed)
+    check_weights_there(model.anatomy.main.embed)
 
 
 def check_weights_stay(model: HookedModel, what: str) -> None:
     """Raise if the model is sharded over processes, or if weights are loaded only while their module runs."""
-    check_not_sharded(model._points.root, what)
+    check_not_sharded(model.index.root, what)
     if any(weight.is_meta for weight in model.module.parameters()):
         check_has_weights(model)
         raise HooklineError(
@@ -228,8 +228,8 @@ def _with_images(model: HookedModel, prompts: Sequence[Mapping[str, Any]]) -> Pr
             )
         if isinstance(mask, Tensor) and not bool(mask.all()):
             raise HooklineError("a prompt with images must not have padding: create the inputs of each text separately")
-        model._text.check_ids(ids)
-        device_inputs = {name: x.to(model._device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        model.text.check_ids(ids)
+        device_inputs = {name: x.to(model.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
         rows.append(device_inputs.pop("input_ids")[0])
         device_inputs.pop("attention_mask", None)
         more.append(device_inputs)
@@ -249,7 +249,7 @@ def prompt_positions(model: HookedModel, prompts: Prompts, pos: Any, name: str =
     real = prompts.mask.cpu().clone()
     for row, span in enumerate(prompts.spans):
         real[row, span.start + prompts.length(row) :] = False  # not in a continuation
-    mask, missing = columns_in(positions, model._points.root, prompts.tokens, real)
+    mask, missing = columns_in(positions, model.index.root, prompts.tokens, real)
     if missing:
         raise HooklineError(f"{name}={pos!r}: there is no {next(iter(missing.values()))}")
     rows = zip((mask & real).tolist(), prompts.spans, strict=True)

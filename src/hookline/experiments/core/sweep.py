@@ -99,7 +99,7 @@ def sweep_points(
 
 
 def _by_layer(model: HookedModel, kinds: list[str], axes: tuple[str, ...], layers: Sequence[int] | None) -> SweepPoints:
-    if model._points.anatomy.is_encoder_decoder:
+    if model.anatomy.is_encoder_decoder:
         raise HooklineError("experiments support models with one stack of layers, not encoder-decoder models")
     all_layers = range(_depth(model, kinds))
     requested = all_layers if layers is None else layer_numbers(layers, len(all_layers))
@@ -136,7 +136,7 @@ def layer_number(layer: Any, count: int) -> int:
 
 def _depth(model: HookedModel, kinds: list[str]) -> int:
     """The number of layers of the stack that these points are in."""
-    anatomy = model._points.anatomy
+    anatomy = model.anatomy
     in_tower = [kind.startswith("vision.") for kind in kinds]
     if not any(in_tower) or not anatomy.towers:
         return len(anatomy.blocks)
@@ -153,10 +153,10 @@ def _of_layer(model: HookedModel, kind: str, layer: int) -> HookPoint | None:
     if kind.startswith("vision.") and kind.count(".") == 1:  # vision.z: the shorthand z, in the vision tower
         address = (kind.removeprefix("vision."), layer, "vision")
     try:
-        name = model._points.name_of(address)
+        name = model.index.name_of(address)
     except UnknownPointError:
         name = kind
-    if name not in model._points.specs:
+    if name not in model.index.specs:
         raise UnknownPointError(
             f"layers have no point {kind!r}: use resid_pre, attn_out, mlp_out, z, q, k, v, pattern, post, … (vision "
             f"tower: vision.resid_pre, vision.z, …); or names of points, without 'layer' in over"
@@ -166,13 +166,13 @@ def _of_layer(model: HookedModel, kind: str, layer: int) -> HookPoint | None:
             f"points={kind!r} is one point, not a point of every layer: use for example points='resid_pre' with "
             f"layers=[1], or leave 'layer' out of over"
         )
-    return model._points.hook_dict.get(name)
+    return model.index.hook_dict.get(name)
 
 
 def _by_name(model: HookedModel, names: list[str], axes: tuple[str, ...], layers: Sequence[int] | None) -> SweepPoints:
     if layers is not None:
         raise HooklineError("layers= selects layers of a sweep over layers: add 'layer' to over")
-    points = {point.name: point for name in names for point in model._points.select(name)}
+    points = {point.name: point for name in names for point in model.index.select(name)}
     if len(points) > 1 and "point" not in axes:
         axes = ("point", *axes)
     if "point" not in axes:

@@ -25,7 +25,7 @@ def windows_of(model: HookedModel, texts: Prompt, window: int | None) -> list[Pr
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise HooklineError(f"window is a number of tokens, at least 1, or None for whole texts, got {window!r}")
     check_has_weights(model)
-    model._text.check_length(window)
+    model.text.check_length(window)
     windows = []
     for number, ids in enumerate(_token_rows(model, texts)):
         if len(ids) < window:
@@ -40,12 +40,12 @@ def _token_rows(model: HookedModel, texts: Any) -> list[Tensor]:
     """The token ids of each text, however long it is."""
     inputs = [texts] if isinstance(texts, str) else texts
     if isinstance(inputs, list | tuple) and all(isinstance(text, str) for text in inputs):
-        return [torch.tensor(model._text.ids(text, None), device=model._device) for text in inputs]
+        return [torch.tensor(model.text.ids(text, None), device=model.device) for text in inputs]
     if isinstance(inputs, Tensor):
-        model._text.check_ids(inputs)
-        return list(torch.atleast_2d(inputs.to(model._device)))
+        model.text.check_ids(inputs)
+        return list(torch.atleast_2d(inputs.to(model.device)))
     rows = inputs if inputs and isinstance(inputs[0], list | tuple) else [inputs]
-    token_rows = [torch.tensor(row, device=model._device) for row in rows]
+    token_rows = [torch.tensor(row, device=model.device) for row in rows]
     for ids in token_rows:
-        model._text.check_ids(ids)
+        model.text.check_ids(ids)
     return token_rows

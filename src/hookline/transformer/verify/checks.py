@@ -264,7 +264,7 @@ def _copies(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
         ]
         seen = [probe.model.point(reader) for _, reader, _ in reader_points]
         as_streams = probe.observe(
-            seen, [(probe.model._points.at("stream", stream), _other) for *_, stream in reader_points]
+            seen, [(probe.model.index.at("stream", stream), _other) for *_, stream in reader_points]
         )
         as_copies = probe.observe(seen, [(name, _other) for name, *_ in reader_points])
         for (name, *_), copies, streams in zip(reader_points, as_copies, as_streams, strict=True):

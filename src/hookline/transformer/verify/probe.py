@@ -62,7 +62,7 @@ class Probe:
     """Runs a model on one input, for the checks."""
 
     def __init__(self, model: WrappedTransformer, inputs: dict[str, Any]) -> None:
-        self.model, self.inputs, self.anatomy = model, inputs, model._points.anatomy
+        self.model, self.inputs, self.anatomy = model, inputs, model.anatomy
         self.names = [name for name in model.hook_dict if not self.is_untested(name)]
         with torch.no_grad():
             model_report = _reported(model.module, model.module, (), inputs)
@@ -84,7 +84,7 @@ class Probe:
         # Without images, layers with cross-attention only do not run.
         crossing = [n for n, block in enumerate(anatomy.blocks) if block.attn is None and block.cross is not None]
         skipped = tuple(f"{anatomy.main.name}.{n}." for n in crossing)
-        return self.model._points.find(name).stream == "image" or name.startswith(skipped)
+        return self.model.index.find(name).stream == "image" or name.startswith(skipped)
 
     def _has_images(self) -> bool:
         return any(name.startswith(("pixel_values", "input_features")) for name in self.inputs)
@@ -116,7 +116,7 @@ class Probe:
     def cache(self, names: list[str], **options: Any) -> tuple[Tensor, ActivationCache]:
         """The logits and activations of a run; an empty cache without names."""
         if not names:
-            return self.logits, ActivationCache({}, self.model._points)
+            return self.logits, ActivationCache({}, self.model.index)
         logits_and_cache = self.model.run_with_cache(**self.inputs, names_filter=names, **options)
         self.on_run()
         return logits_and_cache
@@ -196,7 +196,7 @@ class Probe:
 
     def at(self, module: nn.Module, kind: Kind) -> HookPoint:
         """A module's input or output."""
-        return self.model._points.at(kind.value, Site(module, kind, lens_of(module, kind)))
+        return self.model.index.at(kind.value, Site(module, kind, lens_of(module, kind)))
 
     def each(self, names: list[str], point: str) -> Iterator[tuple[str, Layer]]:
         """The names of this point in all layers, among `names`, with the layer."""

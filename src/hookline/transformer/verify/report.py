@@ -74,7 +74,7 @@ def verify_model(model: WrappedTransformer, inputs: dict[str, Any], *, progress:
         probe.on_run = bar.update
         failed = _failures(probe)
     verdicts = []
-    for name, spec in model._points.specs.items():
+    for name, spec in model.index.specs.items():
         if spec.site is None:
             verdicts.append(Verdict(name, "unavailable", spec.why))
         elif probe.is_untested(name):
@@ -88,7 +88,7 @@ def _failures(probe: Probe) -> dict[str, str]:
     """Every point that fails a check, with the reason of the first failure."""
     failed: dict[str, str] = {}
     # Points on request are tested apart: a norm and per-head inputs cannot be edited together.
-    on_request = {name: probe.model._points.specs[name].is_on_request for name in probe.names}
+    on_request = {name: probe.model.index.specs[name].is_on_request for name in probe.names}
     fit = Fit("layers")
     for check, is_apart in itertools.product(CHECKS, (False, True)):
         names = [name for name in probe.names if on_request[name] == is_apart and name not in failed]

@@ -181,7 +181,7 @@ class ProcessedWeights(UndoBlock):
 
     def __init__(self, model: WeightProcessing, options: dict[str, bool | None]) -> None:
         self._process: partial[Processing] | None = partial(model.process_weights, **options)
-        self._root, self._is_ours = ref(model._points.root), False
+        self._root, self._is_ours = ref(model.module), False
 
     def open(self) -> Processing:
         """Process the weights."""

@@ -43,7 +43,7 @@ class LanguageModelContext:
     @property
     def device(self) -> str:
         """The device of the model."""
-        return str(self.language_model.hooked._device)
+        return str(self.language_model.hooked.device)
 
     @property
     def hooks(self) -> list[Any]:

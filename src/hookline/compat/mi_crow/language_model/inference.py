@@ -130,15 +130,15 @@ class InferenceEngine:
         hooked = self.lm.hooked
         if options:
             ids, mask = self._tokenized(list(texts), {"padding": True, **options})
-            hooked._text.check_ids(ids)
+            hooked.text.check_ids(ids)
         else:
-            ids, mask = hooked._text.encode(list(texts))
-        return {"input_ids": ids.to(hooked._device), "attention_mask": mask.to(hooked._device)}
+            ids, mask = hooked.text.encode(list(texts))
+        return {"input_ids": ids.to(hooked.device), "attention_mask": mask.to(hooked.device)}
 
     def _tokenized(self, texts: list[str], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         if options["padding"] is True and self.lm.tokenizer.pad_token is None:
             rows = self.lm.tokenize(texts, **options | {"padding": False, "return_tensors": None})["input_ids"]
-            return self.lm.hooked._text.padded(rows, self.lm.tokenizer.padding_side)  # any token: the mask hides it
+            return self.lm.hooked.text.padded(rows, self.lm.tokenizer.padding_side)  # any token: the mask hides it
         encoded = self.lm.tokenize(texts, **{"return_tensors": "pt", **options})
         return encoded["input_ids"], encoded["attention_mask"]
 

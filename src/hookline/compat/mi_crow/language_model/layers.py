@@ -34,7 +34,7 @@ class LanguageModelLayers(Registry):
 
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__(lm.hooked)
-        contexts[lm.hooked._points.root] = lm.context
+        contexts[lm.hooked.index.root] = lm.context
         self.store, self.context = lm.store, lm.context
         self.name_to_layer = {name: module for name, _, module in self._flattened()}
 
@@ -73,7 +73,7 @@ class LanguageModelLayers(Registry):
             return self._known(int(match[1]))
         if layer_signature not in self.name_to_layer:
             return self._known(layer_signature)
-        module, root = self.name_to_layer[layer_signature], self._model._points.root
+        module, root = self.name_to_layer[layer_signature], self._model.index.root
         paths = [
             path for name, path, layer_module in self._flattened() if name == layer_signature or layer_module is module
         ]
@@ -82,7 +82,7 @@ class LanguageModelLayers(Registry):
     def _known(self, name: str | int) -> str | int:
         """A name that is not mi-crow's, or the number of a block, if points have it."""
         try:
-            self._model._points.select(name)
+            self._model.index.select(name)
         except UnavailablePointError:
             raise
         except UnknownPointError as error:
@@ -97,7 +97,7 @@ class LanguageModelLayers(Registry):
 
     def _flattened(self) -> list[tuple[str, str, nn.Module]]:
         """All modules in mi-crow's order, each as (mi-crow's name, path, module)."""
-        root = self._model._points.root
+        root = self._model.index.root
         prefix, modules = type(root).__name__.lower(), root.named_modules(remove_duplicate=False)
         return [(f"{prefix}_{path}".replace(".", "_"), path, module) for path, module in modules if path]
 

@@ -42,7 +42,7 @@ class ActivationCache(ModelCache):
     model: Any = None
 
     def __init__(self, cache_dict: dict[str, Tensor], model: Hooked | Points, has_batch_dim: bool = True) -> None:
-        points: Any = model if isinstance(model, Points) else model._points
+        points: Any = model if isinstance(model, Points) else model.index
         super().__init__(cache_dict, points, has_batch_dim=has_batch_dim)
         self.model = model if isinstance(model, Hooked) else None
 

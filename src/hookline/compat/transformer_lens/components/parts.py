@@ -45,7 +45,7 @@ class Part(Delegate):
         if (module := attached.get(f"{self._path}.{name}")) is not None:
             return module
         if name.startswith("hook_"):
-            return follow(self._model._points, f"{self._path}.{name}")
+            return follow(self._model.index, f"{self._path}.{name}")
         if name[:2] in ("W_", "b_", "_W", "_b") or name in ("w", "b"):
             return self._weight(name)
         try:
@@ -121,7 +121,7 @@ class Embed(Part):
 
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         """The embeddings of these tokens, as they enter the stream."""
-        stack = self._model._anatomy.main
+        stack = self._model.anatomy.main
         embeddings = super().forward(tokens)
         embeddings = embeddings if stack.embed_norm is None else stack.embed_norm(embeddings)
         return embeddings * stack.architecture.embedding_factor
@@ -151,10 +151,10 @@ class LayerNorm(Part):
     def _weight(self, name: str) -> Tensor:
         if name not in ("w", "b") or find_entry(self._model, f"{self._path}.{name}") is not None:
             return super()._weight(name)
-        width, value = self._model._anatomy.width, float(name == "w")
+        width, value = self._model.anatomy.width, float(name == "w")
         if norm_of(self._module, width) is None:
             raise HooklineError(f"{self._path} is not a norm of a known form, and has no w and b")
-        constant = torch.full((width,), value, device=self._model._device)
+        constant = torch.full((width,), value, device=self._model.device)
         return read_only(constant, f"this model has no {self._path}.{name}, so this is a constant {value:g}")
 
 
@@ -190,7 +190,7 @@ class AbstractAttention(Part):
     @property
     def mask(self) -> Tensor:
         """An empty tensor, as in TransformerLens 3.5: the model makes its own mask for each input."""
-        return torch.empty(0, 0, dtype=torch.bool, device=self._model._device)
+        return torch.empty(0, 0, dtype=torch.bool, device=self._model.device)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "mask" or not torch.equal(value, self.mask):
@@ -226,8 +226,8 @@ class AbstractAttention(Part):
             (f"{self._path}.hook_{name}", lambda _, hook: projections[hook.name.rpartition("_")[2]])
             for name in projections
         ]
-        fwd_hooks.append((model._anatomy.blocks[layer].o, lambda x: outputs.append(x)))
-        rows, width = query_input.shape[:2], model._anatomy.width
+        fwd_hooks.append((model.anatomy.blocks[layer].o, lambda x: outputs.append(x)))
+        rows, width = query_input.shape[:2], model.anatomy.width
         stream = query_input.new_zeros(*rows, width)
         model.run_with_hooks(
             stream, start_at_layer=layer, stop_at_layer=layer + 1, attention_mask=attention_mask, fwd_hooks=fwd_hooks
@@ -235,7 +235,7 @@ class AbstractAttention(Part):
         return outputs[0]
 
     def _projected(self, name: str, x: Tensor) -> Tensor:
-        matrix, bias = (weight(self._model._points, self._layer, f"{kind}_{name.upper()}") for kind in "Wb")
+        matrix, bias = (weight(self._model.index, self._layer, f"{kind}_{name.upper()}") for kind in "Wb")
         axes = "bphd" if x.ndim == 4 else "bpd"
         return torch.einsum(f"{axes},hde->bphe", x, matrix) + bias
 
@@ -253,8 +253,8 @@ class CanBeUsedAsMLP(Part):
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
         """The output for the normalized stream."""
-        kind = self._model._anatomy.kind
-        if self._model._anatomy.architecture.residual_in_mlp:
+        kind = self._model.anatomy.kind
+        if self._model.anatomy.architecture.residual_in_mlp:
             raise HooklineError(f"the MLP of {kind} adds the residual itself, and cannot be called on its own")
         return super().forward(x)
 
@@ -294,7 +294,7 @@ class TransformerBlock(Part):
 
     def part(self, name: str) -> Part:
         """The component of that name, even if another module is in its place."""
-        block = self._model._anatomy.blocks[self._layer]
+        block = self._model.anatomy.blocks[self._layer]
         module = getattr(block, name)
         if module is None and not (name == "mlp" and block.mlp_out is not None):
             raise AttributeError(f"{self._path} has no {name!r}")
@@ -308,7 +308,7 @@ class TransformerBlock(Part):
 
 def parts_of(model: HookedTransformer) -> dict[str, Any]:
     """The top-level components, by attribute name."""
-    anatomy = model._anatomy
+    anatomy = model.anatomy
     modules: dict[str, tuple[type[Part], nn.Module | None]] = {
         "embed": (Embed, anatomy.main.embed),
         "pos_embed": (PosEmbed, positions_of(model)),
@@ -319,6 +319,6 @@ def parts_of(model: HookedTransformer) -> dict[str, Any]:
     layers = enumerate(anatomy.blocks)
     return parts | {
         "blocks": nn.ModuleList(
-            TransformerBlock(model, model._points.layer(layer), block.module) for layer, block in layers
+            TransformerBlock(model, model.index.layer(layer), block.module) for layer, block in layers
         )
     }

@@ -61,7 +61,7 @@ class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
         super().__init__(module, tokenizer, anatomy)
         self._points.permanent.raises_own = True
         vars(self)["cfg"] = described(module, anatomy, **extra_fields) if cfg is None else cfg
-        self.cfg.device = self._device
+        self.cfg.device = self.device
 
     @property
     def weights(self) -> EncoderWeights:
@@ -141,14 +141,12 @@ class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
             raise HooklineError("this model has no tokenizer: pass tokens, or set model.tokenizer")
         limit = {"truncation": True, "max_length": self.cfg.n_ctx} if truncate and self.cfg.n_ctx else {}
         encoding = self.tokenizer(text, pair, return_tensors="pt", padding=True, **limit)
-        return encoding.to(self._device) if move_to_device else encoding
+        return encoding.to(self.device) if move_to_device else encoding
 
     def _whole(self, **inputs: Any) -> Any:
         """All that the transformers model returns."""
         inputs = {name: value for name, value in inputs.items() if value is not None}
-        inputs = {
-            name: value.to(self._device) if isinstance(value, Tensor) else value for name, value in inputs.items()
-        }
+        inputs = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         self._check_options(inputs)
         if active.get() or self._points.permanent.steps:
             begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))

@@ -126,7 +126,7 @@ class HookedEncoderDecoder(LensEncoder):
         end = eos_token_id if eos_token_id is not None else getattr(self.tokenizer, "eos_token_id", None)
         options |= {"eos_token_id": end} if stop_at_eos else {"min_new_tokens": max_new_tokens}
         mask = torch.ones_like(tokens) if mask is None else mask
-        new = super().generate(tokens.to(self._device), max_new_tokens, attention_mask=mask.to(self._device), **options)
+        new = super().generate(tokens.to(self.device), max_new_tokens, attention_mask=mask.to(self.device), **options)
         if return_type == "str" or (return_type == "input" and isinstance(input, str)):
             return self.tokenizer.decode(new[0], skip_special_tokens=True)
         return new

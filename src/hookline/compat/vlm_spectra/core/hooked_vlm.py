@@ -74,7 +74,7 @@ class HookedVLM:
     @property
     def device(self) -> torch.device:
         """The device of the model's inputs."""
-        return self.hooked._device
+        return self.hooked.device
 
     @property
     def lm_num_layers(self) -> int:
@@ -99,7 +99,7 @@ class HookedVLM:
 
         The cache contains activations after all hooks there, from the last forward pass if there are several.
         """
-        return self._caching(cached_places(cache_names, self.hooked._points))
+        return self._caching(cached_places(cache_names, self.hooked.index))
 
     @contextmanager
     def _caching(self, places: dict[Key, HookPoint]) -> Iterator[ActivationCache]:

@@ -158,7 +158,7 @@ def hooking(hooked: HookedModel, hooks: Iterable[Any]) -> Run:
     """A context manager in which these hooks are active."""
     if isinstance(hooks, HookObject | str) or not isinstance(hooks, Iterable):
         raise InvalidHookError(f"run_with_hooks takes a list of hooks, not {hooks!r}")
-    points = hooked._points
+    points = hooked.index
     actions: list[HookAction] = []
     for hook_spec in hooks:
         hook, places = _placed(hook_spec, points)
@@ -170,7 +170,7 @@ def hooking(hooked: HookedModel, hooks: Iterable[Any]) -> Run:
 
 def caching(hooked: HookedModel, places: dict[Key, HookPoint], cache: ActivationCache) -> Run:
     """A context manager that records these points in the cache."""
-    return Run(hooked._points.root, [Record(point, _Keeper(cache, key)) for key, point in places.items()])
+    return Run(hooked.index.root, [Record(point, _Keeper(cache, key)) for key, point in places.items()])
 
 
 def _placed(hook_spec: Any, points: ModelPoints) -> tuple[HookObject, list[HookPoint]]:

@@ -58,18 +58,18 @@ class ModelAdapter:
 
     def get_lm_norm(self) -> nn.Module:
         """The norm after the last layer."""
-        return _there(self._hooked._anatomy.main.ln_final, "final norm", None)
+        return _there(self._hooked.anatomy.main.ln_final, "final norm", None)
 
     def get_lm_head(self) -> nn.Module:
         """The unembedding."""
-        return _there(self._hooked._anatomy.unembed, "head", None)
+        return _there(self._hooked.anatomy.unembed, "head", None)
 
     def get_image_token_id(self) -> int:
         """The id of the image token."""
         return image_token(self.model.config)
 
     def _block(self, index: int) -> Block:
-        blocks = self._hooked._anatomy.blocks
+        blocks = self._hooked.anatomy.blocks
         if index not in range(-len(blocks), len(blocks)):
             raise HooklineError(f"layer {index} is out of range: layers are 0 to {len(blocks) - 1}")
         return blocks[index]
