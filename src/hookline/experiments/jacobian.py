@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hookline.edits import add, project_out, reflect
 from hookline.engine.split_values import check_not_sharded
-from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
 from hookline.experiments.core.answers import Answers, answer_ids, beside, checked_text, laid_out
 from hookline.experiments.core.cotangents import CotangentBatches, Pullback
@@ -26,6 +25,7 @@ from hookline.experiments.core.sweep import sweep_points
 from hookline.experiments.core.windows import windows_of
 from hookline.experiments.logit_lens import MEASURES, LensTokens, Measure, shown_token, top_tokens
 from hookline.experiments.result import Result
+from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
 from hookline.progress import progress_bar

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hookline.edits import add, project_out
 from hookline.engine.points import HookPoint
-from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import Label, about, find_label, listed
 from hookline.experiments.core.linear_fits import Linear, class_means, logistic, means_of, ridge, sparse
@@ -23,6 +22,7 @@ from hookline.experiments.core.prompt_split import Split, class_numbers, shuffle
 from hookline.experiments.core.sweep import sweep_points
 from hookline.experiments.result import Result
 from hookline.experiments.steering import Directions
+from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
 from hookline.text.token_positions import Positions, last

@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError, how_many
 from hookline.experiments.core import labels as check
 from hookline.experiments.core.labels import Label, find_label, indices, listed, needed, number_text
 from hookline.experiments.core.top_cells import Cell, TopCells
+from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.pages.html_page import HtmlPage
 
 __all__ = ["Cell", "Result", "TopCells"]

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from hookline.engine.tensorfile import BAD_CONTENT, check_is_file, reason
 from hookline.errors import StoreError
+from hookline.files.tensorfile import BAD_CONTENT, check_is_file, reason
 
 Buffer = bytes | bytearray | memoryview
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline.engine.tensorfile import read_json, taking_apart, write_bytes
 from hookline.errors import HooklineError
 from hookline.experiments.core.graph_edges import GraphNode, NodeKind
 from hookline.experiments.core.graph_scores import influence_shares
+from hookline.files.tensorfile import read_json, taking_apart, write_bytes
 
 if TYPE_CHECKING:
     from hookline.experiments.core.node_graph import AttributionGraph
