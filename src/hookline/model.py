@@ -35,11 +35,11 @@ from hookline.transformer.cfg import Cfg, cfg_of, n_ids
 from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
-from hookline.transformer.memory import check_counts, run_memory
+from hookline.transformer.memory.run_memory import check_counts, run_memory
 from hookline.transformer.model_inputs import checked_mask
 from hookline.transformer.output_options import ignored_option
+from hookline.transformer.outputs import has_outcome, outcome
 from hookline.transformer.resume import resumed, stream_at
-from hookline.transformer.verify.probe import has_outcome, outcome
 from hookline.transformer.verify.report import Report, verify_model
 from hookline.vision.image_methods import ImageMethods, with_shapes
 from hookline.vision.images import Images

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import hookline
 from hookline import HookError
-from hookline.engine.halving import Fit, is_out_of_memory
 from hookline.errors import HooklineWarning
 from hookline.experiments import ablation, attribution, edges, metrics, patching
+from hookline.transformer.memory.halving import Fit, is_out_of_memory
 
 NAMES = ["Mary", "John", "Tom", "Lily", "Anna"]
 CLEAN = [f"{name} went to the garden with {other}" for name, other in pairwise(NAMES)]

@@ -46,7 +46,7 @@ from hookline.experiments.core.logit_reads import (
     warn_of_missing_space,
     weighted_mean,
 )
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 
 __all__ = ["Metric", "accuracy", "kl", "log_prob", "logit_diff", "loss", "prob", "rank"]
 

@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hookline.engine.halving import Fit, is_out_of_memory
 from hookline.errors import HooklineError
 from hookline.experiments.core.integration import traced_run
 from hookline.experiments.core.linear_activations import linear_activations
 from hookline.experiments.core.prompts import Prompts
 from hookline.model import HookedModel
+from hookline.transformer.memory.halving import Fit, is_out_of_memory
 
 _TOKENS = {"cpu": 4096, "cuda": 131072}
 """How many positions a backward pass covers, over all of its cotangents."""

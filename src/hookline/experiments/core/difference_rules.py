@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hookline.errors import HooklineError
 from hookline.experiments.core import relevance_rules as zero
 from hookline.experiments.core.relevance_rules import Function, Linear, Rule, Rules, with_value
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 
 
 class Call(NamedTuple):

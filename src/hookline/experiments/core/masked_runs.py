@@ -17,12 +17,12 @@ from torch import Tensor
 
 from hookline.engine.batch_index import drawn_once
 from hookline.engine.compiling import left_out
-from hookline.engine.halving import Fit
 from hookline.experiments.core.prompts import Prompts
 from hookline.experiments.edges import edge_receivers, sender_outputs, sender_turn
 from hookline.experiments.paths import Node
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
+from hookline.transformer.memory.halving import Fit
 
 _ROOM = 2**28
 """Bytes of what masks need that are held at a time."""

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from hookline.engine.attention import FusedCall
 from hookline.errors import HooklineError
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 
 Attention: TypeAlias = Literal["frozen", "split", "gradient"]
 Function: TypeAlias = Callable[..., Any]
