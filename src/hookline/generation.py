@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline.compiled.joining import joined_steps
 from hookline.engine.actions import Record
 from hookline.engine.names import Filter
 from hookline.engine.recorder import Recorder
@@ -20,7 +19,8 @@ from hookline.engine.schedule import active
 from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import begin_pass, whole_text
-from hookline.text.generation import check_generated_output, check_generation
+from hookline.text.generate_calls import check_generated_output, check_generation
+from hookline.text.joining import joined_steps
 from hookline.transformer.empty import check_weights_there
 from hookline.transformer.model_inputs import ModelInputs
 

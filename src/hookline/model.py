@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compiled.generation_methods import GenerationMethods
 from hookline.engine.added_hooks import said_added
 from hookline.engine.cache import ActivationCache
 from hookline.engine.hooked import HookList
@@ -24,6 +23,7 @@ from hookline.engine.plan import Plan
 from hookline.engine.schedule import active
 from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError
+from hookline.generation import GenerationMethods
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
 from hookline.residual import ModelCache
