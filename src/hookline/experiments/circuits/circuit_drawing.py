@@ -10,7 +10,7 @@ from hookline.experiments.edges import sender_turn
 from hookline.pages.html_page import HtmlPage, circuit_page
 
 if TYPE_CHECKING:
-    from hookline.experiments.core.circuit_edges import Circuit
+    from hookline.experiments.circuits.circuit_edges import Circuit
 
 _MOST_EDGES = 5000
 

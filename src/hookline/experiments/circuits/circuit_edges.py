@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hookline.experiments.core.circuit_drawing import circuit_html, draw_circuit
+from hookline.experiments.circuits.circuit_drawing import circuit_html, draw_circuit
 from hookline.experiments.edges import EdgeScores
 from hookline.pages.html_page import HtmlPage
 

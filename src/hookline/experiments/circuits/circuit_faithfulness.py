@@ -1,4 +1,4 @@
-"""Circuits: the edges or nodes with the largest scores, and how much of the model's behavior they account for."""
+"""Faithfulness: how much of the model's behavior the edges or nodes with the largest scores account for."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.circuit_edges import By, Circuit, Method, by_size, edge_order
-from hookline.experiments.core.circuit_files import load_circuit, save_circuit
-from hookline.experiments.core.continuations import prompt_pair
-from hookline.experiments.core.feature_runs import (
+from hookline.experiments.circuits.circuit_edges import By, Circuit, Method, by_size, edge_order
+from hookline.experiments.circuits.feature_runs import (
     FeatureRuns,
     check_ablation,
     dictionaries,
     feature_nodes,
     without_features,
 )
+from hookline.experiments.circuits.masked_runs import MaskedRuns
+from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.labels import about
-from hookline.experiments.core.masked_runs import MaskedRuns
 from hookline.experiments.core.measure import Options, Reader, check_per_example, metric_values, packed
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines
 from hookline.experiments.edges import EdgeScores
@@ -32,17 +31,10 @@ from hookline.model import HookedModel
 from hookline.progress import progress_bar
 from hookline.sae.splice import Autoencoders
 
-__all__ = ["Circuit", "circuit", "faithfulness", "load", "save"]
-
 SIZES = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 Scores: TypeAlias = EdgeScores | Result | Sequence[Result]
 Mask: TypeAlias = Bool[Tensor, "*unit place"]
 """Which edges (receiver, sender) or features are in a circuit, at each position or at all."""
-save, load = save_circuit, load_circuit
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 def faithfulness(

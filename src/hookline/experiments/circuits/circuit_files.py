@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.circuit_edges import Circuit, group_size, nodes_of
+from hookline.experiments.circuits.circuit_edges import Circuit, group_size, nodes_of
 from hookline.experiments.edges import EdgeScores
 from hookline.files.tensorfile import read_json, write_bytes
 from hookline.model import HookedModel

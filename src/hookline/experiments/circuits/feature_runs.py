@@ -19,9 +19,9 @@ from hookline.engine.batch_index import drawn_once
 from hookline.engine.compiling import left_out
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
+from hookline.experiments.circuits.masked_runs import in_batches
 from hookline.experiments.core.integration import ran
 from hookline.experiments.core.labels import Label
-from hookline.experiments.core.masked_runs import in_batches
 from hookline.experiments.core.prompts import Prompts
 from hookline.experiments.result import Result
 from hookline.model import HookedModel

@@ -1,4 +1,4 @@
-"""Attribution graphs: how the tokens of a prompt, through features or MLPs, lead to the logits of the next token."""
+"""The attribution graph of a prompt: the logits that are its targets, its nodes and its edges."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.graph_edges import WHOLE, Computed, Edges, GraphNode, LocalModel
 from hookline.experiments.core.labels import about
-from hookline.experiments.core.node_graph import AttributionGraph
 from hookline.experiments.core.prompts import Prompt, Prompts, check_weights_stay, prompts_of, warn_of_dropout
+from hookline.experiments.graphs.graph_edges import WHOLE, Computed, Edges, GraphNode, LocalModel
+from hookline.experiments.graphs.node_graph import AttributionGraph
 from hookline.model import HookedModel
 from hookline.sae.transcoders import Transcoders
 
-__all__ = ["AttributionGraph", "GraphNode", "attribution_graph"]
-
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """How far sums may be off, relative to what is summed; in other dtypes 0.1."""
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 def attribution_graph(

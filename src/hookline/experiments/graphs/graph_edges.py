@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.graph_scores import influences
-from hookline.experiments.core.linear_runs import EMBEDDING, LOGITS, Cut, LinearRun, Reader, mlp_cuts
+from hookline.experiments.graphs.graph_scores import influences
+from hookline.experiments.graphs.linear_runs import EMBEDDING, LOGITS, Cut, LinearRun, Reader, mlp_cuts
 from hookline.model import HookedModel
 from hookline.progress import progress_bar
 from hookline.sae.transcoders import Transcoders

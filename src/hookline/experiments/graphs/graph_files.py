@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.graph_edges import GraphNode, NodeKind
-from hookline.experiments.core.graph_scores import influence_shares
+from hookline.experiments.graphs.graph_edges import GraphNode, NodeKind
+from hookline.experiments.graphs.graph_scores import influence_shares
 from hookline.files.tensorfile import read_json, taking_apart, write_bytes
 
 if TYPE_CHECKING:
-    from hookline.experiments.core.node_graph import AttributionGraph
+    from hookline.experiments.graphs.node_graph import AttributionGraph
 
 _TYPES: dict[NodeKind, str] = {
     "feature": "cross layer transcoder",

@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.graph_edges import Edges, LocalModel
-from hookline.experiments.core.linear_runs import Reader
+from hookline.experiments.graphs.graph_edges import Edges, LocalModel
+from hookline.experiments.graphs.linear_runs import Reader
 
 if TYPE_CHECKING:
-    from hookline.experiments.core.node_graph import AttributionGraph
+    from hookline.experiments.graphs.node_graph import AttributionGraph
 
 RUNS = ("predicted", "frozen", "model")
 """By the graph; in the model with attention and norms frozen and MLPs replaced; and in the model itself."""

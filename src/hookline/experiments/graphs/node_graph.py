@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core import graph_files, graph_runs, graph_scores
-from hookline.experiments.core.graph_edges import Edges, GraphNode, NodeKind
 from hookline.experiments.core.labels import Label, number_text, token_labels
+from hookline.experiments.graphs import graph_files, graph_runs, graph_scores
+from hookline.experiments.graphs.graph_edges import Edges, GraphNode, NodeKind
 from hookline.experiments.result import Result, TopCells
 from hookline.pages.html_page import HtmlPage, graph_page
 from hookline.pages.tensors import packed_tensor

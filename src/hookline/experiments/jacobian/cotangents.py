@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.integration import traced_run
-from hookline.experiments.core.linear_activations import linear_activations
 from hookline.experiments.core.prompts import Prompts
+from hookline.experiments.jacobian.linear_activations import linear_activations
 from hookline.model import HookedModel
 from hookline.transformer.memory.halving import Fit, is_out_of_memory
 

@@ -1,4 +1,4 @@
-"""The Jacobian lens: the stream after each layer, mapped to the final one by the mean Jacobian of many texts."""
+"""The Jacobian lens: how it is fitted, what it reads, and the edits that it makes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hookline.edits import add, project_out, reflect
 from hookline.engine.split_values import check_not_sharded
 from hookline.errors import HooklineError
 from hookline.experiments.core.answers import Answers, answer_ids, beside, checked_text, laid_out
-from hookline.experiments.core.cotangents import CotangentBatches, Pullback
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.mean_jacobian import MeanJacobian
 from hookline.experiments.core.measure import Options
 from hookline.experiments.core.prompts import Prompt, Prompts, check_language_model, prompt_positions, warn_of_dropout
 from hookline.experiments.core.sweep import sweep_points
-from hookline.experiments.core.windows import windows_of
+from hookline.experiments.jacobian.cotangents import CotangentBatches, Pullback
+from hookline.experiments.jacobian.mean_jacobian import MeanJacobian
+from hookline.experiments.jacobian.windows import windows_of
 from hookline.experiments.logit_lens import MEASURES, LensTokens, Measure, shown_token, top_tokens
 from hookline.experiments.result import Result
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
@@ -35,8 +35,6 @@ from hookline.text.outliers import Outliers, outlying, row_norms
 from hookline.text.token_positions import Positions
 from hookline.transformer.norms import norm_of
 
-__all__ = ["JacobianLens", "fit"]
-
 Hooks: TypeAlias = list[tuple[str, DataEdit]]
 
 FULL = 4
@@ -44,10 +42,6 @@ FULL = 4
 
 _ROOM = 2**28
 """Bytes of logits that are held at a time."""
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 @dataclass(frozen=True, eq=False, repr=False)

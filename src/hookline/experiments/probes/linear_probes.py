@@ -1,4 +1,4 @@
-"""Probes: linear classifiers of activations, fitted at every layer in one pass, and judged on prompts held out."""
+"""The probes of all layers: how they are fitted, judged, used and saved."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hookline.edits import add, project_out
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import Label, about, find_label, listed
-from hookline.experiments.core.linear_fits import Linear, class_means, logistic, means_of, ridge, sparse
-from hookline.experiments.core.probe_rows import ProbeRows, probe_rows
-from hookline.experiments.core.prompt_split import Split, class_numbers, shuffled, split_prompts
 from hookline.experiments.core.sweep import sweep_points
+from hookline.experiments.probes.linear_fits import Linear, class_means, logistic, means_of, ridge, sparse
+from hookline.experiments.probes.probe_rows import ProbeRows, probe_rows
+from hookline.experiments.probes.prompt_split import Split, class_numbers, shuffled, split_prompts
 from hookline.experiments.result import Result
 from hookline.experiments.steering import Directions
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
@@ -27,15 +27,9 @@ from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
 from hookline.text.token_positions import Positions, last
 
-__all__ = ["Probes", "fit"]
-
 Method: TypeAlias = Literal["logistic", "ridge", "mean_difference", "sparse"]
 METHODS = ("logistic", "ridge", "mean_difference", "sparse")
 PENALTY, K = 0.1, 8
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 @dataclass(frozen=True, eq=False, repr=False)

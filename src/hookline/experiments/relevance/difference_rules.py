@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.experiments.core import relevance_rules as zero
-from hookline.experiments.core.relevance_rules import Function, Linear, Rule, Rules, with_value
+from hookline.experiments.relevance import relevance_rules as zero
+from hookline.experiments.relevance.relevance_rules import Function, Linear, Rule, Rules, with_value
 from hookline.transformer.precision import upcast
 
 

@@ -1,4 +1,4 @@
-"""Relevance patching: attribution patching with the rules of layer-wise relevance propagation in place of gradients."""
+"""Relevance patching: relevance in place of gradients, for every point of a sweep."""
 
 from __future__ import annotations
 
@@ -14,26 +14,20 @@ from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import Estimate, checked_options
 from hookline.experiments.core.continuations import prompt_pair
-from hookline.experiments.core.difference_rules import DifferenceRules
 from hookline.experiments.core.integration import Line, Traced, gradients_of
 from hookline.experiments.core.labels import about, said_points
 from hookline.experiments.core.prompts import Prompt, Prompts, check_weights_stay
-from hookline.experiments.core.relevance_rules import Attention, Rules
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
 from hookline.experiments.patching import Direction, into
+from hookline.experiments.relevance.difference_rules import DifferenceRules
+from hookline.experiments.relevance.relevance_rules import Attention, Rules
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
-
-__all__ = ["relevance"]
 
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How much relevance may be lost by rounding, as a share of all of it; 1e-4 in other dtypes."""
 RuleSet: TypeAlias = Literal["zero", "difference"]
 _STREAMS = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
-
-
-def __dir__() -> list[str]:
-    return __all__
 
 
 def relevance(

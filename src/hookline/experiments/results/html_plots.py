@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.plot_layout import SEQUENCES, curve_axis, plot_parts, value_range
 from hookline.experiments.result import BASELINES, Result
+from hookline.experiments.results.plot_layout import SEQUENCES, curve_axis, plot_parts, value_range
 from hookline.pages.html_page import HtmlPage, figure
 from hookline.pages.tensors import packed_tensor
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
-from hookline.experiments.core.plot_layout import SEQUENCES, curve_axis, plot_parts, value_range
 from hookline.experiments.result import Result
+from hookline.experiments.results.plot_layout import SEQUENCES, curve_axis, plot_parts, value_range
 
 _FONT = 8.0  # of labels, in points
 _LONGEST = 18  # characters of a label
