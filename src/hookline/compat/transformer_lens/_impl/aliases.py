@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookline.compat.transformer_lens.published import published_name
+from hookline.compat.transformer_lens._impl.published import published_name
 
 _SMALL = ("alias-%-x21", "battlestar-%-x49", "caprica-%-x81", "darkmatter-%-x343", "expanse-%-x777")
 _MEDIUM = ("arwen-%-x21", "beren-%-x49", "celebrimbor-%-x81", "durin-%-x343", "eowyn-%-x777")

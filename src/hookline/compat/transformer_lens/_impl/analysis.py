@@ -8,13 +8,13 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from hookline.compat.transformer_lens.absent import refusing
-from hookline.compat.transformer_lens.direct_paths import get_act_patch_direct_path as get_act_patch_direct_path
-from hookline.compat.transformer_lens.direct_paths import (
+from hookline.compat.transformer_lens._impl.absent import refusing
+from hookline.compat.transformer_lens._impl.direct_paths import get_act_patch_direct_path as get_act_patch_direct_path
+from hookline.compat.transformer_lens._impl.direct_paths import (
     get_act_patch_direct_path_all_sources as get_act_patch_direct_path_all_sources,
 )
-from hookline.compat.transformer_lens.lens_errors import LensValueError
-from hookline.compat.transformer_lens.slices import SliceInput
+from hookline.compat.transformer_lens._impl.lens_errors import LensValueError
+from hookline.compat.transformer_lens._impl.slices import SliceInput
 
 Unit = Literal["component", "layer", "head"]
 

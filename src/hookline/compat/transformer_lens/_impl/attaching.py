@@ -18,7 +18,7 @@ from weakref import ref
 
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.toys import MID, with_toy_points
+from hookline.compat.transformer_lens._impl.toys import MID, with_toy_points
 from hookline.engine.calls import as_part_of_the_model
 from hookline.engine.delegate import Delegate, original
 from hookline.engine.order import Kind

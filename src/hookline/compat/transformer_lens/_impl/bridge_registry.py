@@ -11,7 +11,7 @@ from hookline.engine.points import HookPoint
 from hookline.transformer.dialects import other_names
 
 if TYPE_CHECKING:
-    from hookline.compat.transformer_lens.attaching import LensPoints
+    from hookline.compat.transformer_lens._impl.attaching import LensPoints
     from hookline.compat.transformer_lens.model_bridge import TransformerBridge
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hookline.compat.transformer_lens.aliases import get_official_model_name
-from hookline.compat.transformer_lens.published import published_files
+from hookline.compat.transformer_lens._impl.aliases import get_official_model_name
+from hookline.compat.transformer_lens._impl.published import published_files
 from hookline.errors import HooklineError
 
 PYTHIA_V0_CHECKPOINTS: list[int] = list(range(1000, 143001, 1000))

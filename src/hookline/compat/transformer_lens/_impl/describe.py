@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.cfg import Cfg, cfg_of
 from hookline.transformer.norms import norm_of

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.weight_views import following, replace
+from hookline.compat.transformer_lens._impl.weight_views import following, replace
 from hookline.errors import HooklineError
 from hookline.transformer.norms import norm_of
 from hookline.weights.matrices import linear, weight_and_parameter, without_first
 from hookline.weights.read_only import plain, shares_memory
 
 if TYPE_CHECKING:
-    from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+    from hookline.compat.transformer_lens._impl.hooked_transformer import HookedTransformer
     from hookline.transformer.index import ModelPoints
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.compat.transformer_lens.ungrouping import Ungrouped
+from hookline.compat.transformer_lens._impl.ungrouping import Ungrouped
 from hookline.engine.callbacks import HookObject
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from hookline.compat.transformer_lens.lens_errors import LensAssertionError, check
-from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE
+from hookline.compat.transformer_lens._impl.lens_errors import LensAssertionError, check
+from hookline.compat.transformer_lens._impl.tokens import USE_DEFAULT_VALUE
 from hookline.errors import HooklineError, warn
 from hookline.model import HookedModel
 from hookline.text.tokenizer import Side

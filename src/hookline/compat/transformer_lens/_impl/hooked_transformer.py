@@ -10,22 +10,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.cache import ActivationCache
-from hookline.compat.transformer_lens.flags import LensFlags
-from hookline.compat.transformer_lens.generation import LensGeneration
-from hookline.compat.transformer_lens.hooks import LensHooks, leave_out_hooks
-from hookline.compat.transformer_lens.kv_cache import HookedTransformerKeyValueCache
-from hookline.compat.transformer_lens.module_methods import OWN_STATE, OWN_TENSORS
-from hookline.compat.transformer_lens.pretrained import Pretrained
-from hookline.compat.transformer_lens.slices import Columns, Slice, SliceInput
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig, to_native
-from hookline.compat.transformer_lens.tokens import (
+from hookline.compat.transformer_lens._impl.flags import LensFlags
+from hookline.compat.transformer_lens._impl.generation import LensGeneration
+from hookline.compat.transformer_lens._impl.hooks import LensHooks, leave_out_hooks
+from hookline.compat.transformer_lens._impl.kv_cache import HookedTransformerKeyValueCache
+from hookline.compat.transformer_lens._impl.module_methods import OWN_STATE, OWN_TENSORS
+from hookline.compat.transformer_lens._impl.pretrained import Pretrained
+from hookline.compat.transformer_lens._impl.slices import Columns, Slice, SliceInput
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig, to_native
+from hookline.compat.transformer_lens._impl.tokens import (
     USE_DEFAULT_VALUE,
     LensText,
     LensTokens,
     get_attention_mask,
     prepared,
 )
+from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
@@ -83,7 +83,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             self._wrap(loaded, cfg)  # type: ignore[arg-type]
             self._take_tokenizer(tokenizer, default_padding_side)
             return
-        from hookline.compat.transformer_lens.native import NativeTransformer
+        from hookline.compat.transformer_lens._impl.native import NativeTransformer
 
         cfg = HookedTransformerConfig.unwrap(cfg)
         if tokenizer is None and cfg.tokenizer_name is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.slices import Slice, SliceInput
+from hookline.compat.transformer_lens._impl.slices import Slice, SliceInput
 from hookline.engine.callbacks import HookFunction, OnError
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.hooked import Hooked, HookList

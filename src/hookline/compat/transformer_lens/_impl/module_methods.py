@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.attaching import Attached, LensPoints, module_at
-from hookline.compat.transformer_lens.components.parts import parts_of
+from hookline.compat.transformer_lens._impl.attaching import Attached, LensPoints, module_at
+from hookline.compat.transformer_lens._impl.parts import parts_of
 from hookline.engine.delegate import Delegate
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError

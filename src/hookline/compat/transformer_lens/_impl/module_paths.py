@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from hookline.compat.transformer_lens.absent import refusing
+from hookline.compat.transformer_lens._impl.absent import refusing
 
 PACKAGE = "hookline.compat.transformer_lens"
 
@@ -48,29 +48,29 @@ UTILITIES = {
 }
 
 PATHS: dict[str, tuple[str, str]] = {
-    "BertNextSentencePrediction": ("encoders.bert", "BertNextSentencePrediction"),
-    "HookedEncoder": ("encoders.bert", "HookedEncoder"),
-    "HookedEncoderDecoder": ("encoders.t5", "HookedEncoderDecoder"),
+    "BertNextSentencePrediction": ("_impl.encoders.bert", "BertNextSentencePrediction"),
+    "HookedEncoder": ("_impl.encoders.bert", "HookedEncoder"),
+    "HookedEncoderDecoder": ("_impl.encoders.t5", "HookedEncoderDecoder"),
     "HookedRootModule": ("hook_points", "HookedRootModule"),
-    "SVDInterpreter": ("svd_interpreter", "SVDInterpreter OUTPUT_EMBEDDING VECTOR_TYPES"),
-    "cache.key_value_cache": ("kv_cache", "TransformerLensKeyValueCache"),
-    "cache.key_value_cache_entry": ("kv_cache", "TransformerLensKeyValueCacheEntry"),
-    "config": ("tl_config", "HookedTransformerConfig TransformerLensConfig"),
-    "config.transformer_lens_config": ("tl_config", "TransformerLensConfig"),
-    "config.hooked_transformer_config": ("tl_config", "HookedTransformerConfig"),
+    "SVDInterpreter": ("_impl.svd_interpreter", "SVDInterpreter OUTPUT_EMBEDDING VECTOR_TYPES"),
+    "cache.key_value_cache": ("_impl.kv_cache", "TransformerLensKeyValueCache"),
+    "cache.key_value_cache_entry": ("_impl.kv_cache", "TransformerLensKeyValueCacheEntry"),
+    "config": ("_impl.tl_config", "HookedTransformerConfig TransformerLensConfig"),
+    "config.transformer_lens_config": ("_impl.tl_config", "TransformerLensConfig"),
+    "config.hooked_transformer_config": ("_impl.tl_config", "HookedTransformerConfig"),
     "loading_from_pretrained": ("loading", ""),
     "model_bridge.bridge": ("model_bridge", "TransformerBridge"),
     "model_bridge.sources": ("model_bridge", "TransformerBridge"),
     "model_bridge.sources.transformers": ("model_bridge", "TransformerBridge"),
     "model_bridge.transformer_bridge": ("model_bridge", "TransformerBridge"),
-    "past_key_value_caching": ("kv_cache", "HookedTransformerKeyValueCache HookedTransformerKeyValueCacheEntry"),
+    "past_key_value_caching": ("_impl.kv_cache", "HookedTransformerKeyValueCache HookedTransformerKeyValueCacheEntry"),
     "supported_models": ("loading", "DEFAULT_MODEL_ALIASES MODEL_ALIASES OFFICIAL_MODEL_NAMES get_official_model_name"),
-    "utilities.cache": ("kv_cache", "get_pos_offset"),
-    "tools": ("analysis", ""),
-    "tools.analysis": ("analysis", ""),
-    "tools.analysis.direct_logit_attribution": ("analysis", "DirectLogitAttribution direct_logit_attribution"),
+    "utilities.cache": ("_impl.kv_cache", "get_pos_offset"),
+    "tools": ("_impl.analysis", ""),
+    "tools.analysis": ("_impl.analysis", ""),
+    "tools.analysis.direct_logit_attribution": ("_impl.analysis", "DirectLogitAttribution direct_logit_attribution"),
     "tools.analysis.direct_path_patching": (
-        "direct_paths",
+        "_impl.direct_paths",
         "get_act_patch_direct_path get_act_patch_direct_path_all_sources _check_fold_ln",
     ),
     "tools.training": ("train", "train"),

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import torch
 
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
 from hookline.model import HookedModel
 
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.entries import find_entry, positions_of
-from hookline.compat.transformer_lens.weight_views import weight_view
+from hookline.compat.transformer_lens._impl.entries import find_entry, positions_of
+from hookline.compat.transformer_lens._impl.weight_views import weight_view
 from hookline.engine.delegate import Delegate
 from hookline.errors import HooklineError
 from hookline.transformer.norms import norm_of
@@ -19,7 +19,7 @@ from hookline.weights.matrices import weight
 from hookline.weights.read_only import ReadOnlyTensor, plain, read_only
 
 if TYPE_CHECKING:
-    from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+    from hookline.compat.transformer_lens._impl.hooked_transformer import HookedTransformer
 
 
 class Part(Delegate):

@@ -14,15 +14,15 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.absent import DEVICES
-from hookline.compat.transformer_lens.aliases import get_official_model_name
-from hookline.compat.transformer_lens.checkpoints import Checkpoint, checkpoint_files, find_checkpoint
-from hookline.compat.transformer_lens.describe import NO_BOS, described, normalization
-from hookline.compat.transformer_lens.published import load_published, published_name
-from hookline.compat.transformer_lens.refactoring import refactor
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
-from hookline.compat.transformer_lens.toys import fold_norms_of_mlps
-from hookline.compat.transformer_lens.weights import LensWeights
+from hookline.compat.transformer_lens._impl.absent import DEVICES
+from hookline.compat.transformer_lens._impl.aliases import get_official_model_name
+from hookline.compat.transformer_lens._impl.checkpoints import Checkpoint, checkpoint_files, find_checkpoint
+from hookline.compat.transformer_lens._impl.describe import NO_BOS, described, normalization
+from hookline.compat.transformer_lens._impl.published import load_published, published_name
+from hookline.compat.transformer_lens._impl.refactoring import refactor
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
+from hookline.compat.transformer_lens._impl.toys import fold_norms_of_mlps
+from hookline.compat.transformer_lens._impl.weights import LensWeights
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.prompts import warn_of_dropout
 from hookline.loading import load
@@ -277,7 +277,7 @@ class Pretrained(LensWeights):
 
     def _folded(self, state: Mapping[str, Tensor], processing: dict[str, bool]) -> dict[str, Tensor]:
         """The weights as a model with weights of norms has them after processing."""
-        from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+        from hookline.compat.transformer_lens._impl.hooked_transformer import HookedTransformer
 
         cfg = copy.copy(self.cfg)
         cfg.normalization_type = (cfg.normalization_type or "").removesuffix("Pre")

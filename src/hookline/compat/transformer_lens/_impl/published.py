@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
 from hookline.transformer.hub import as_hookline_error
 

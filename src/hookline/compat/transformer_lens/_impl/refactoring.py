@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.entries import find_entry
+from hookline.compat.transformer_lens._impl.entries import find_entry
 from hookline.errors import HooklineError
 from hookline.weights.factored import FactoredMatrix
 from hookline.weights.matrices import linear, weight
 from hookline.weights.processing.swaps import Swaps
 
 if TYPE_CHECKING:
-    from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+    from hookline.compat.transformer_lens._impl.hooked_transformer import HookedTransformer
 
 
 def refactor(model: HookedTransformer, swaps: Swaps) -> None:

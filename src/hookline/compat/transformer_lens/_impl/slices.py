@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from hookline.compat.transformer_lens.lens_errors import LensValueError
+from hookline.compat.transformer_lens._impl.lens_errors import LensValueError
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import ForwardPass, Span
 from hookline.text.token_positions import Meaning

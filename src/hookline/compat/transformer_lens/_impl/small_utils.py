@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.lens_errors import LensValueError
+from hookline.compat.transformer_lens._impl.lens_errors import LensValueError
 from hookline.engine.delegate import Delegate
 
 __all__ = [

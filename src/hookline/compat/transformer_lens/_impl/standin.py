@@ -139,7 +139,7 @@ class _StandInDistribution(Distribution):
 
     def locate_file(self, path: Any) -> Path:
         """Where a file of the distribution would be."""
-        return Path(__file__).parent / path
+        return Path(__file__).parent.parent / path
 
 
 _finder = _Finder()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.compat.transformer_lens.lens_errors import LensValueError, check
+from hookline.compat.transformer_lens._impl.lens_errors import LensValueError, check
 
 OUTPUT_EMBEDDING = "unembed.W_U"
 VectorType = Literal["OV", "w_in", "w_out"]

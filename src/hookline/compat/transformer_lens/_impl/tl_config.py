@@ -15,7 +15,7 @@ import torch
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
-    from hookline.compat.transformer_lens.native import NativeConfig
+    from hookline.compat.transformer_lens._impl.native import NativeConfig
 
 
 @dataclass(repr=False)
@@ -193,7 +193,7 @@ def to_native(cfg: HookedTransformerConfig) -> NativeConfig:
 
     Flags for more hook points, such as `use_attn_result`, are ignored: these points always exist.
     """
-    from hookline.compat.transformer_lens.native import NativeConfig  # brings transformers
+    from hookline.compat.transformer_lens._impl.native import NativeConfig  # brings transformers
 
     _refuse(cfg)
     return NativeConfig(
@@ -268,7 +268,7 @@ def _attn_types(cfg: HookedTransformerConfig) -> list[str]:
 
 def _refuse(cfg: HookedTransformerConfig) -> None:
     """Raise for the first option that the native model does not support."""
-    from hookline.compat.transformer_lens.native import native_config
+    from hookline.compat.transformer_lens._impl.native import native_config
 
     defaults = {field.name: field.default for field in fields(cfg)}
     for name, why in _REFUSED.items():

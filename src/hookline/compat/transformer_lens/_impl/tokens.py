@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hookline.compat.transformer_lens.lens_errors import LensAssertionError
+from hookline.compat.transformer_lens._impl.lens_errors import LensAssertionError
 from hookline.errors import HooklineError, warn
 from hookline.text.tokenizer import Side, Text
 

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens import entries
+from hookline.compat.transformer_lens._impl import entries
+from hookline.compat.transformer_lens._impl.module_methods import LensModule
+from hookline.compat.transformer_lens._impl.moving import LensMoves
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix
-from hookline.compat.transformer_lens.module_methods import LensModule
-from hookline.compat.transformer_lens.moving import LensMoves
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.errors import HooklineError
 from hookline.weights.matrices import Weights
 
@@ -70,8 +70,8 @@ class LensWeights(LensMoves, LensModule):
 
     def init_weights(self) -> None:
         """Initialize the weights of a toy model again."""
-        from hookline.compat.transformer_lens.native import NativeTransformer
-        from hookline.compat.transformer_lens.native.initial import draw_weights
+        from hookline.compat.transformer_lens._impl.native import NativeTransformer
+        from hookline.compat.transformer_lens._impl.native.initial import draw_weights
 
         if not isinstance(self.module, NativeTransformer):
             raise HooklineError("init_weights is for models made by HookedTransformer(cfg): this one is pretrained")

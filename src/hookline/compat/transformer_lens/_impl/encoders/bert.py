@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.encoders.lens_encoder import LensEncoder
-from hookline.compat.transformer_lens.lens_errors import LensValueError
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
+from hookline.compat.transformer_lens._impl.encoders.lens_encoder import LensEncoder
+from hookline.compat.transformer_lens._impl.lens_errors import LensValueError
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
 from hookline.engine.delegate import Delegate
 from hookline.errors import HooklineError
 

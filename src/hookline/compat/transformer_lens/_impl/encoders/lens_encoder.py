@@ -7,17 +7,17 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.aliases import get_official_model_name
+from hookline.compat.transformer_lens._impl.aliases import get_official_model_name
+from hookline.compat.transformer_lens._impl.describe import described
+from hookline.compat.transformer_lens._impl.encoders.encoder_points import LensEncoderPoints
+from hookline.compat.transformer_lens._impl.flags import LensFlags
+from hookline.compat.transformer_lens._impl.hooks import LensHooks
+from hookline.compat.transformer_lens._impl.lens_errors import check
+from hookline.compat.transformer_lens._impl.moving import LensMoves
+from hookline.compat.transformer_lens._impl.pretrained import get_device, refuse
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.cache import ActivationCache
-from hookline.compat.transformer_lens.describe import described
-from hookline.compat.transformer_lens.encoders.encoder_points import LensEncoderPoints
 from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix
-from hookline.compat.transformer_lens.flags import LensFlags
-from hookline.compat.transformer_lens.hooks import LensHooks
-from hookline.compat.transformer_lens.lens_errors import check
-from hookline.compat.transformer_lens.moving import LensMoves
-from hookline.compat.transformer_lens.pretrained import get_device, refuse
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
 from hookline.engine.names import Filter
 from hookline.engine.schedule import active
 from hookline.errors import HooklineError

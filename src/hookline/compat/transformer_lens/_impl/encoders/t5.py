@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens.encoders.lens_encoder import EncoderWeights, LensEncoder
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
+from hookline.compat.transformer_lens._impl.encoders.lens_encoder import EncoderWeights, LensEncoder
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
 from hookline.engine.permanent import PermanentHooks
 from hookline.errors import HooklineError
 from hookline.transformer.anatomy import Anatomy

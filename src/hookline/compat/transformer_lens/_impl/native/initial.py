@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from hookline.compat.transformer_lens.native.layers import NativeBlock
-    from hookline.compat.transformer_lens.native.native_config import NativeConfig
-    from hookline.compat.transformer_lens.native.transformer import NativeTransformer
+    from hookline.compat.transformer_lens._impl.native.layers import NativeBlock
+    from hookline.compat.transformer_lens._impl.native.native_config import NativeConfig
+    from hookline.compat.transformer_lens._impl.native.transformer import NativeTransformer
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hookline.compat.transformer_lens.native.native_config import NativeConfig
+from hookline.compat.transformer_lens._impl.native.native_config import NativeConfig
 
 Rotation: TypeAlias = tuple[Float[Tensor, "batch pos rotary"], Float[Tensor, "batch pos rotary"]]
 """Cosines and sines of the rotary angles of each position."""

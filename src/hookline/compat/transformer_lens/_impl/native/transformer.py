@@ -12,8 +12,8 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.output_capturing import capture_outputs
 
-from hookline.compat.transformer_lens.native.initial import draw_weights
-from hookline.compat.transformer_lens.native.layers import (
+from hookline.compat.transformer_lens._impl.native.initial import draw_weights
+from hookline.compat.transformer_lens._impl.native.layers import (
     NativeAttention,
     NativeBlock,
     NormedEmbedding,
@@ -21,14 +21,14 @@ from hookline.compat.transformer_lens.native.layers import (
     rotation,
     with_alibi,
 )
-from hookline.compat.transformer_lens.native.native_config import NativeConfig
+from hookline.compat.transformer_lens._impl.native.native_config import NativeConfig
 from hookline.errors import HooklineError
 
 _MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
 
 
 class NativeTransformer(PreTrainedModel, GenerationMixin):
-    """A transformer built from its config; see `hookline.compat.transformer_lens.native`."""
+    """A transformer built from its config; see `hookline.compat.transformer_lens._impl.native`."""
 
     config: NativeConfig
     config_class = NativeConfig
