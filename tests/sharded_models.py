@@ -24,7 +24,7 @@ from torch import Tensor, multiprocessing
 
 import hookline
 from hookline import HookedModel, HooklineError
-from hookline.transformer.verify.probe import outcome
+from hookline.transformer.outputs import outcome
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [11, 4, 8, 30, 2, 6, 19]])
 CLOSE = 1e-5  # of the largest value: sums over processes are added in another order

@@ -22,10 +22,10 @@ from hookline.compat.mi_crow.store import LocalStore as Runs
 from hookline.edits import add, mean, noise, replace, scale, zero
 from hookline.edits import load as load_edits
 from hookline.edits import save as save_edits
-from hookline.engine.tensorfile import read_tensors, write_tensors
 from hookline.errors import StoreError
 from hookline.experiments import steering
 from hookline.experiments.result import Result
+from hookline.files.tensorfile import read_tensors, write_tensors
 from hookline.positions import step
 from hookline.sae import SparseAutoencoder
 from hookline.store import LocalStore, shards
@@ -446,7 +446,7 @@ def test_a_result_of_the_first_version_is_read_if_its_sum_is_right(tmp_path) -> 
 
 
 def test_a_newer_format_says_so(tmp_path) -> None:
-    from hookline.engine.tensorfile import checksum
+    from hookline.files.tensorfile import checksum
 
     about = {"hookline": "activations", "hookline_format": "3"}
     save_file(

@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "hookline"
 LAYERS = (
-    *("errors", "progress", "engine", "pages", "text", "positions", "hooks", "edits", "transformer", "weights"),
-    *("vision", "residual", "rerun", "compiled", "model", "loading"),
+    *("errors", "progress", "files", "engine", "pages", "text", "positions", "hooks", "edits", "transformer"),
+    *("weights", "vision", "residual", "rerun", "compiled", "generation", "model", "loading"),
     *("store", "sae", "experiments", "compat", "migrate", "evaluation", "explore", "demo", "doctor", "cli"),
 )
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

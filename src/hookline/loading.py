@@ -232,7 +232,7 @@ def outline(name: str | Path, *, dtype: torch.dtype | str | None = None) -> Hook
 
 _LOCATION = ("gguf_file", "revision", "trust_remote_code", "token", "cache_dir", "subfolder", "local_files_only")
 """Options of `from_pretrained` that say where a model is, and so where its tokenizer and config are."""
-_OWN_MODELS = "hookline.compat.transformer_lens.native"
+_OWN_MODELS = "hookline.compat.transformer_lens._impl.native"
 """The module that registers a model type of our own with transformers. By name: it imports this one."""
 
 

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.compiled.generation_methods import GenerationMethods
 from hookline.engine.added_hooks import said_added
 from hookline.engine.cache import ActivationCache
 from hookline.engine.hooked import HookList
@@ -24,6 +23,7 @@ from hookline.engine.plan import Plan
 from hookline.engine.schedule import active
 from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError
+from hookline.generation import GenerationMethods
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
 from hookline.residual import ModelCache
@@ -35,11 +35,11 @@ from hookline.transformer.cfg import Cfg, cfg_of, n_ids
 from hookline.transformer.find_anatomy import find_anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.losses import next_token_loss, own_loss
-from hookline.transformer.memory import check_counts, run_memory
+from hookline.transformer.memory.run_memory import check_counts, run_memory
 from hookline.transformer.model_inputs import checked_mask
 from hookline.transformer.output_options import ignored_option
+from hookline.transformer.outputs import has_outcome, outcome
 from hookline.transformer.resume import resumed, stream_at
-from hookline.transformer.verify.probe import has_outcome, outcome
 from hookline.transformer.verify.report import Report, verify_model
 from hookline.vision.image_methods import ImageMethods, with_shapes
 from hookline.vision.images import Images

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 import hookline
 from hookline import HooklineError
-from hookline.compat.transformer_lens.native import NativeConfig, NativeTransformer
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig, to_native
+from hookline.compat.transformer_lens._impl.native import NativeConfig, NativeTransformer
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig, to_native
 
 SMALL = {
     **{"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 10},

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hookline.compat.transformer_lens import HookedTransformer, HookedTransformerConfig
-from hookline.compat.transformer_lens.aliases import get_official_model_name
-from hookline.compat.transformer_lens.checkpoints import find_checkpoint, get_checkpoint_labels
-from hookline.compat.transformer_lens.published import from_mingpt, published_name
+from hookline.compat.transformer_lens._impl.aliases import get_official_model_name
+from hookline.compat.transformer_lens._impl.checkpoints import find_checkpoint, get_checkpoint_labels
+from hookline.compat.transformer_lens._impl.published import from_mingpt, published_name
 from hookline.errors import HooklineError
 
 TOKENS = torch.arange(3, 17).view(2, 7)

@@ -11,8 +11,8 @@ from tiny_models import nudged
 
 from hookline import HooklineError, hook
 from hookline.compat.transformer_lens import HookedTransformer, SVDInterpreter, TransformerBridge, evals, head_detector
-from hookline.compat.transformer_lens.absent import METHODS, AbsentNameError
-from hookline.compat.transformer_lens.hooked_transformer import NOT_HERE
+from hookline.compat.transformer_lens._impl.absent import METHODS, AbsentNameError
+from hookline.compat.transformer_lens._impl.hooked_transformer import NOT_HERE
 from hookline.compat.transformer_lens.train import HookedTransformerTrainConfig, train
 from hookline.compat.transformer_lens.utils import get_nested_attr, init_kaiming_uniform_, set_nested_attr
 from hookline.weights.matrices import Weights

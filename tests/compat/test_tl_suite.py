@@ -18,15 +18,15 @@ from hookline.compat.transformer_lens import (
     HookPoint,
     utils,
 )
-from hookline.compat.transformer_lens.components import GatedMLP, GroupedQueryAttention, LayerNorm, LayerNormPre
-from hookline.compat.transformer_lens.direct_paths import (
+from hookline.compat.transformer_lens._impl.direct_paths import (
     get_act_patch_direct_path,
     get_act_patch_direct_path_all_sources,
 )
+from hookline.compat.transformer_lens._impl.kv_cache import get_pos_offset
+from hookline.compat.transformer_lens._impl.published import published_name
+from hookline.compat.transformer_lens.components import GatedMLP, GroupedQueryAttention, LayerNorm, LayerNormPre
 from hookline.compat.transformer_lens.hook_points import HookIntrospectionMixin
-from hookline.compat.transformer_lens.kv_cache import get_pos_offset
 from hookline.compat.transformer_lens.loading import fill_missing_keys, get_pretrained_model_config
-from hookline.compat.transformer_lens.published import published_name
 from hookline.errors import HooklineError
 
 TOKENS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])

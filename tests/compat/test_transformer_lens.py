@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 import hookline
 from hookline.compat import transformer_lens
 from hookline.compat.transformer_lens import HookedTransformer, HookedTransformerKeyValueCache
-from hookline.compat.transformer_lens.aliases import get_official_model_name
+from hookline.compat.transformer_lens._impl.aliases import get_official_model_name
 from hookline.compat.transformer_lens.model_bridge import TransformerBridge
 from hookline.errors import HooklineError, HooklineWarning
 

@@ -11,7 +11,7 @@ from experiment_models import lead, tokens
 import hookline
 from hookline import HooklineError
 from hookline.experiments import attribution, circuits, edges, metrics
-from hookline.experiments.core.masked_runs import MaskedRuns
+from hookline.experiments.circuits.masked_runs import MaskedRuns
 from hookline.experiments.core.prompts import Prompts
 from hookline.experiments.edges import sender_outputs
 

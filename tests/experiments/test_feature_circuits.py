@@ -9,7 +9,7 @@ from experiment_models import tokens
 
 from hookline import HooklineError, edits
 from hookline.experiments import attribution, circuits, feature_circuits, metrics
-from hookline.experiments.core.feature_runs import ERROR, FeatureNode, FeatureRuns, dictionaries, without_features
+from hookline.experiments.circuits.feature_runs import ERROR, FeatureNode, FeatureRuns, dictionaries, without_features
 from hookline.experiments.core.prompts import Prompts, prompts_of
 
 METRIC = metrics.logit_diff(5, 7)

@@ -13,7 +13,7 @@ from torch import nn
 import hookline
 from hookline import HooklineError
 from hookline.experiments import graphs
-from hookline.experiments.core.graph_scores import completeness, influences, replacement
+from hookline.experiments.graphs.graph_scores import completeness, influences, replacement
 from hookline.sae import Transcoder, TranscoderOrigin, Transcoders, train_transcoders
 
 PROMPT = "The capital city of Italy is"

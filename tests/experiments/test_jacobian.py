@@ -15,8 +15,7 @@ import hookline
 from hookline import HooklineError, NeverFiredWarning
 from hookline.engine.hook_actions import Edit
 from hookline.experiments import jacobian, logit_lens
-from hookline.experiments.core import cotangents, linear_activations
-from hookline.experiments.jacobian import JacobianLens
+from hookline.experiments.jacobian import JacobianLens, cotangents, linear_activations
 
 TOKENS = torch.tensor([[5, 9, 31, 7, 44, 2, 18]])
 PROMPT = "When Mary and John went to the store, John gave a drink to"

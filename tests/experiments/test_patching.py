@@ -11,7 +11,7 @@ from torch import Tensor
 
 import hookline
 from hookline import HooklineError
-from hookline.compat.transformer_lens import sweeps
+from hookline.compat.transformer_lens._impl import sweeps
 from hookline.errors import HooklineWarning, UnknownPointError
 from hookline.experiments import ablation, attribution, head_detectors, metrics, patching, paths, steering
 from hookline.experiments.result import Result

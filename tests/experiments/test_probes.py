@@ -8,8 +8,7 @@ import hookline
 from hookline import HooklineError, token
 from hookline.errors import StoreError
 from hookline.experiments import probes
-from hookline.experiments.core import linear_fits, prompt_split
-from hookline.experiments.probes import Probes
+from hookline.experiments.probes import Probes, linear_fits, prompt_split
 
 METHODS = ["logistic", "ridge", "mean_difference", "sparse"]
 COUNTRIES = ["France", "Italy", "Germany", "Spain", "Greece", "Japan", "Russia", "China", "Egypt", "India"]

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 import hookline
 from hookline import HooklineError
 from hookline.experiments import attribution, metrics, patching
-from hookline.experiments.core.difference_rules import DifferenceRules
-from hookline.experiments.core.relevance_rules import Rules
-from hookline.experiments.relevance import _TOLERANCE, relevance
+from hookline.experiments.relevance import relevance
+from hookline.experiments.relevance.difference_rules import DifferenceRules
+from hookline.experiments.relevance.relevance_patching import _TOLERANCE
+from hookline.experiments.relevance.relevance_rules import Rules
 
 METRIC = metrics.logit_diff(5, 7)
 NAMES = metrics.logit_diff(" Mary", " John")

@@ -14,7 +14,7 @@ import hookline
 from hookline import HookedModel
 from hookline.errors import HooklineWarning
 from hookline.transformer.dialects import classic_name
-from hookline.transformer.verify.probe import outcome
+from hookline.transformer.outputs import outcome
 from hookline.transformer.verify.report import verify_model
 
 QUICK = [

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import hookline
 from hookline import HooklineError
 from hookline.cli import app
-from hookline.transformer.memory import kv_bytes
+from hookline.transformer.memory.run_memory import kv_bytes
 
 pytestmark = pytest.mark.on_cpu(reason="it compares with the CPU's allocator")
 

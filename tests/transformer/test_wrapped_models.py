@@ -22,7 +22,7 @@ from transformers.utils import ModelOutput
 import hookline
 from hookline import HookedModel, HooklineError, NeverFiredWarning, UnknownPointError
 from hookline.engine import interception
-from hookline.transformer.verify.probe import outcome
+from hookline.transformer.outputs import outcome
 from hookline.transformer.verify.report import verify_model
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22], [6, 7, 8, 9, 10, 11, 12]])

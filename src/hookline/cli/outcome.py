@@ -126,7 +126,7 @@ def _is_expected(error: Exception) -> bool:
         return True
     if "torch" not in sys.modules:
         return False
-    from hookline.engine.halving import is_out_of_memory
+    from hookline.transformer.memory.halving import is_out_of_memory
 
     return is_out_of_memory(error)
 

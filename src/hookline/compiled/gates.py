@@ -17,7 +17,7 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.passes import current
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import ForwardPass, Span
-from hookline.text.generation import Generation
+from hookline.text.generate_calls import Generation
 from hookline.text.token_positions import TokenMeaning, mask_of
 
 

@@ -27,7 +27,7 @@ from hookline.engine.points import Site
 from hookline.rerun.changes import Change, RowChange, write_all
 from hookline.rerun.joined import JoinedRun
 from hookline.rerun.prefix import prefix_cache
-from hookline.transformer.verify.probe import outcome
+from hookline.transformer.outputs import outcome
 
 if TYPE_CHECKING:
     from hookline.compiled.executor import CompiledRuns

@@ -10,9 +10,9 @@ import torch
 
 from hookline.demo.chapters import find_all
 from hookline.demo.story import story
-from hookline.engine.tensorfile import make_folder, write_bytes
 from hookline.explore.saved import page_data
 from hookline.explore.views import MEASURES, SWEEPS
+from hookline.files.tensorfile import make_folder, write_bytes
 from hookline.loading import load
 from hookline.pages.document import document
 

@@ -1,1 +1,1 @@
-"""The engine: hook points on any `nn.Module`. Imports torch and `hookline.errors`, nothing else of this package."""
+"""The engine: hook points on any `nn.Module`. Imports torch, and of this package only `errors` and `files`."""

@@ -21,7 +21,6 @@ from hookline.engine.deferred import mapped, memory_of, read_once, some_of, with
 from hookline.engine.grouping import grouped
 from hookline.engine.snapshots import address, separated
 from hookline.engine.structures import NoTensorError
-from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.engine.untraced import outside_compiler
 from hookline.errors import (
     HooklineError,
@@ -32,6 +31,7 @@ from hookline.errors import (
     unknown_point,
     users_level,
 )
+from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked

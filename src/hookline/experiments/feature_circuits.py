@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import agreement, check_gradients, checked_options, sampled
-from hookline.experiments.core.continuations import prompt_pair
-from hookline.experiments.core.feature_runs import (
+from hookline.experiments.circuits.feature_runs import (
     Dictionary,
     FeatureChanges,
     FeatureNode,
@@ -22,6 +21,7 @@ from hookline.experiments.core.feature_runs import (
     feature_nodes,
     without_features,
 )
+from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Along, Line, gradients_of, ran, traced_run
 from hookline.experiments.core.labels import about
 from hookline.experiments.core.measure import Metrics, Options, is_one_for_all, metric_values

@@ -47,7 +47,7 @@ from hookline.experiments.core.logit_reads import (
     warn_of_missing_space,
     weighted_mean,
 )
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 
 MetricFunction: TypeAlias = Callable[[Tensor], Tensor]
 Tokens: TypeAlias = int | str | Sequence[int | str | Sequence[int]] | Int[Tensor, " batch"] | Int[Tensor, "batch token"]

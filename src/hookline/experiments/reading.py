@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.edits import replace
-from hookline.engine.halving import Fit
 from hookline.errors import HooklineError, a_type
 from hookline.experiments.core.labels import Label, about, token_labels
 from hookline.experiments.core.measure import Options
@@ -25,6 +24,7 @@ from hookline.model import HookedModel
 from hookline.pages.text_tables import table
 from hookline.text.at_positions import at
 from hookline.text.token_positions import Positions
+from hookline.transformer.memory.halving import Fit
 
 __all__ = ["oracle", "patchscope", "token_table"]
 

@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError, how_many
 from hookline.experiments.core import labels as check
 from hookline.experiments.core.labels import Label, find_label, indices, listed, needed, number_text
-from hookline.experiments.core.top_cells import Cell, TopCells
+from hookline.experiments.results.top_cells import Cell, TopCells
+from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.pages.html_page import HtmlPage
 
 __all__ = ["Cell", "Result", "TopCells"]
@@ -235,7 +235,7 @@ class Result:
         Returns the matplotlib Axes, or the Figure if there are panels. For the options see `core.plotting.plot`.
         """
         needed("matplotlib", "plot", "plot")
-        from hookline.experiments.core import plotting
+        from hookline.experiments.results import plotting
 
         return plotting.plot(self, ax, **kwargs)
 
@@ -244,7 +244,7 @@ class Result:
 
         Options: `panels`, `title` and `center` as for `plot`, and `theme` ("light" or "dark").
         """
-        from hookline.experiments.core import html_plots
+        from hookline.experiments.results import html_plots
 
         return html_plots.html_plot(self, **options)
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hookline.edits import add
 from hookline.engine.points import HookPoint
-from hookline.engine.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
@@ -28,6 +27,7 @@ from hookline.experiments.core.prompts import (
 )
 from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, layer_number, layer_numbers, sweep_points
 from hookline.experiments.result import Result
+from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
 from hookline.text.outliers import Outliers, Outlying

@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError, warn_deprecated
 from hookline.explore.attached_saes import AttachedSaes, SaesGiven
 from hookline.explore.image_files import data_url
@@ -26,6 +25,7 @@ from hookline.explore.prompt_inputs import placeholders, with_places
 from hookline.explore.saved import Step, page_data
 from hookline.explore.server import ExplorerServer
 from hookline.explore.session import Session
+from hookline.files.tensorfile import write_bytes
 from hookline.model import HookedModel
 from hookline.pages.document import document
 from hookline.store import Store

@@ -20,8 +20,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from hookline.engine.points import HookPoint
-from hookline.engine.tensorfile import BAD_CONTENT, check_is_file, make_folder, read_json, reason, write_bytes
 from hookline.errors import HooklineError, InvalidHookError
+from hookline.files.tensorfile import BAD_CONTENT, check_is_file, make_folder, read_json, reason, write_bytes
 from hookline.hooks.data_edits import EDITS, DataEdit
 from hookline.text.token_positions import Meaning, Steps, TokenMeaning, image_tokens, last, new_tokens, step, token
 

@@ -181,7 +181,7 @@ def _rows(libraries: tuple[str, ...]) -> dict[str, list[tuple[Pattern, str, str]
 def _absent_methods(library: str) -> dict[str, str]:
     if library != "transformer_lens":
         return {}
-    from hookline.compat.transformer_lens.hooked_transformer import NOT_HERE
+    from hookline.compat.transformer_lens._impl.hooked_transformer import NOT_HERE
 
     return NOT_HERE
 

@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from hookline.engine.tensorfile import write_bytes
 from hookline.errors import HooklineError
+from hookline.files.tensorfile import write_bytes
 from hookline.pages.document import CIRCUIT, FIGURE, GRAPH, document
 
 _WIDTH = 860  # of a notebook's output, about

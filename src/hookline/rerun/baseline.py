@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hookline.engine.batch_index import drawn_once
 from hookline.engine.compiling import left_out
-from hookline.engine.halving import Fit
 from hookline.engine.modes import GradMode
 from hookline.engine.outside import sharing
 from hookline.engine.runs import Run
@@ -38,7 +37,8 @@ from hookline.rerun.joined import JoinedRun, change_action
 from hookline.rerun.prefix import empty_past, kept_pairs, prefix_cache
 from hookline.rerun.strategy import Strategy, fastest_strategy, is_close, stream_names
 from hookline.transformer.architectures import depends_on_length
-from hookline.transformer.verify.probe import outcome
+from hookline.transformer.memory.halving import Fit
+from hookline.transformer.outputs import outcome
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import HookList

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hookline.engine.halving import free_bytes
 from hookline.rerun.changes import Entry
+from hookline.transformer.memory.halving import free_bytes
 
 
 @dataclass(frozen=True)

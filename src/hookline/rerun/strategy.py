@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline.engine.halving import is_out_of_memory
 from hookline.rerun.changes import Change, Variant
 from hookline.transformer.architectures import chooses_keys
+from hookline.transformer.memory.halving import is_out_of_memory
 
 if TYPE_CHECKING:
     from hookline.rerun.baseline import Baseline

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError
+from hookline.files.tensorfile import BAD_CONTENT, reason
 
 
 def is_hub_id(name: object) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.engine.tensorfile import BAD_CONTENT, read_tensors, reason
 from hookline.errors import HooklineError
+from hookline.files.tensorfile import BAD_CONTENT, read_tensors, reason
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.hub_files import downloaded, read_arrays
 from hookline.sae.sae_config import SAEConfig

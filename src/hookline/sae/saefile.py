@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.engine.tensorfile import make_folder, read_json, read_tensors, write_bytes, write_tensors
 from hookline.errors import HooklineError
+from hookline.files.tensorfile import make_folder, read_json, read_tensors, write_bytes, write_tensors
 from hookline.sae.sae_config import DTYPES, SAEConfig, check_bool, dtype_of, shapes_of
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline.engine.tensorfile import make_folder, read_tensors, taking_apart, write_tensors
 from hookline.errors import HooklineError
+from hookline.files.tensorfile import make_folder, read_tensors, taking_apart, write_tensors
 from hookline.sae.training_plan import Metrics
 from hookline.text.outliers import Outlying
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml  # type: ignore[import-untyped]  # transformers needs it, too
 from torch import Tensor
 
-from hookline.engine.tensorfile import make_folder, read_json, read_tensors, taking_apart, write_bytes, write_tensors
 from hookline.errors import HooklineError
+from hookline.files.tensorfile import make_folder, read_json, read_tensors, taking_apart, write_bytes, write_tensors
 from hookline.sae.hub_files import downloaded, is_hub_id, read_arrays
 
 if TYPE_CHECKING:

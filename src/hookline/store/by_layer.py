@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine.actions import Action, Record
-from hookline.engine.halving import is_out_of_memory
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.recorder import Recorder, StopForward
@@ -42,6 +41,7 @@ from hookline.store.store import Store
 from hookline.store.writer import to_device
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.index import ModelPoints
+from hookline.transformer.memory.halving import is_out_of_memory
 from hookline.transformer.resume import Enter, pass_through
 
 BATCHES = "batches"

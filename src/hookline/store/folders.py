@@ -15,8 +15,8 @@ from typing import Any, Protocol, TextIO
 
 from filelock import lock_descriptor, unlock_descriptor
 
-from hookline.engine.tensorfile import BAD_CONTENT, check_is_file, reason
 from hookline.errors import StoreError
+from hookline.files.tensorfile import BAD_CONTENT, check_is_file, reason
 
 Buffer = bytes | bytearray | memoryview
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.halving import Fit
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
@@ -35,6 +34,7 @@ from hookline.store.workers import HarvestWorker, worker_of
 from hookline.store.writer import Writer, to_device
 from hookline.transformer.dialects import other_names
 from hookline.transformer.index import ModelPoints
+from hookline.transformer.memory.halving import Fit
 
 Computed = tuple[Progress, Batch, dict[str, Tensor], Progress]
 """A batch with its activations, and the progress in the data set before and after it."""

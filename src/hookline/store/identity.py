@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hookline.engine.added_hooks import active_hooks
 from hookline.engine.hooked import Hooked
 from hookline.engine.taps import Tap
-from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HooklineError, StoreError, describe, warn
+from hookline.files.tensorfile import BAD_CONTENT, reason
 from hookline.hooks import Hook
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel

@@ -16,8 +16,8 @@ from typing import Any, Self
 import torch
 
 from hookline import __version__
-from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
+from hookline.files.tensorfile import BAD_CONTENT, reason
 from hookline.store.folders import Folder
 
 MANIFEST, SUFFIX = "manifest.json", ".safetensors"

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import StoreError
+from hookline.files.tensorfile import BAD_CONTENT, reason
 from hookline.store.folders import Bytes, Folder
 from hookline.store.manifest import (
     About,

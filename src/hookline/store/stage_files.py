@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from hookline.engine.tensorfile import BAD_CONTENT, reason
 from hookline.errors import HookError, HooklineError, StoreError
+from hookline.files.tensorfile import BAD_CONTENT, reason
 from hookline.store.folders import Folder, LocalFolder
 from hookline.store.manifest import Progress, differences, manifest_checksum
 from hookline.store.selection import Batch

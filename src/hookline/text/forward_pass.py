@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hookline.engine.calls import running
 from hookline.engine.passes import Stream, current
 from hookline.errors import HooklineError
-from hookline.text.generation import Generation, generation_of
+from hookline.text.generate_calls import Generation, generation_of
 
 tokenizers: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 """The tokenizer of each wrapped model that has one."""

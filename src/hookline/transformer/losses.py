@@ -12,7 +12,7 @@ from hookline.text.image_tokens import image_token_id
 from hookline.text.loss import lm_loss
 from hookline.transformer.cfg import cfg_of
 from hookline.transformer.index import ModelPoints
-from hookline.transformer.verify.probe import outcome
+from hookline.transformer.outputs import outcome
 
 
 def next_token_loss(points: ModelPoints, logits: Tensor, inputs: Mapping[str, Any], *, per_token: bool) -> Tensor:

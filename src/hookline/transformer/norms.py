@@ -20,6 +20,7 @@ from hookline.engine.derived import Derived, Formula
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import Site
+from hookline.transformer.precision import upcast
 
 _EPSILON = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 
@@ -204,11 +205,6 @@ class Normalized(_InNorm):
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another normalized activation."""
         return _moved(value, upcast(after) - upcast(before), self.norm)
-
-
-def upcast(x: Tensor) -> Tensor:
-    """The tensor in float32, or in float64 if it has that dtype."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def _moved(output: Tensor, change: Tensor, norm: Norm) -> Tensor:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 
 
 class _ShapeError(HooklineError, AssertionError):

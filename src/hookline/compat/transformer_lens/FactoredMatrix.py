@@ -5,7 +5,7 @@ import warnings
 
 from torch import Tensor
 
-from hookline.compat.transformer_lens.absent import refusing
+from hookline.compat.transformer_lens._impl.absent import refusing
 from hookline.weights import factored
 
 

@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from hookline.compat.transformer_lens.standin import PACKAGE, install
+from hookline.compat.transformer_lens._impl.standin import PACKAGE, install
 
 USAGE = f"""usage: python -m {PACKAGE} SCRIPT [ARGUMENT …]
        python -m {PACKAGE} -m MODULE [ARGUMENT …]

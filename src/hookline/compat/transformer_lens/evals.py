@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm  # type: ignore[import-untyped]  # has no types
 
-from hookline.compat.transformer_lens.absent import refusing
-from hookline.compat.transformer_lens.lens_errors import LensValueError
+from hookline.compat.transformer_lens._impl.absent import refusing
+from hookline.compat.transformer_lens._impl.lens_errors import LensValueError
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss, tokenize_and_concatenate
 from hookline.errors import HooklineError
 

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hookline.compat.transformer_lens.absent import refusing
+from hookline.compat.transformer_lens._impl.absent import refusing
+from hookline.compat.transformer_lens._impl.hooked_transformer import HookedTransformer
+from hookline.compat.transformer_lens._impl.lens_errors import check
 from hookline.compat.transformer_lens.cache import ActivationCache
-from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
-from hookline.compat.transformer_lens.lens_errors import check
 from hookline.compat.transformer_lens.utils import is_lower_triangular, is_square
 from hookline.errors import warn
 from hookline.experiments.head_detectors import Kind, detection_pattern

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from hookline.compat.transformer_lens.absent import refusing
-from hookline.compat.transformer_lens.given_points import GivenDicts
-from hookline.compat.transformer_lens.hooks import HookIntrospectionMixin as HookIntrospectionMixin
-from hookline.compat.transformer_lens.hooks import LensHooks
+from hookline.compat.transformer_lens._impl.absent import refusing
+from hookline.compat.transformer_lens._impl.given_points import GivenDicts
+from hookline.compat.transformer_lens._impl.hooks import HookIntrospectionMixin as HookIntrospectionMixin
+from hookline.compat.transformer_lens._impl.hooks import LensHooks
 from hookline.engine.callbacks import HookFunction as HookFunction
 from hookline.engine.names import Filter
 from hookline.engine.points import HookHandle as LensHandle  # noqa: F401

@@ -8,17 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.compat.transformer_lens.absent import DEVICES, refusing
-from hookline.compat.transformer_lens.aliases import IRREGULAR
-from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
-from hookline.compat.transformer_lens.checkpoints import PYTHIA_CHECKPOINTS as PYTHIA_CHECKPOINTS
-from hookline.compat.transformer_lens.checkpoints import PYTHIA_V0_CHECKPOINTS as PYTHIA_V0_CHECKPOINTS
-from hookline.compat.transformer_lens.checkpoints import STANFORD_CRFM_CHECKPOINTS as STANFORD_CRFM_CHECKPOINTS
-from hookline.compat.transformer_lens.checkpoints import find_checkpoint
-from hookline.compat.transformer_lens.checkpoints import get_checkpoint_labels as get_checkpoint_labels
-from hookline.compat.transformer_lens.describe import NO_BOS, described
-from hookline.compat.transformer_lens.pretrained import anatomy_of, empty_model, get_device, note_checkpoint, refuse
-from hookline.compat.transformer_lens.tl_config import HookedTransformerConfig
+from hookline.compat.transformer_lens._impl.absent import DEVICES, refusing
+from hookline.compat.transformer_lens._impl.aliases import IRREGULAR
+from hookline.compat.transformer_lens._impl.aliases import get_official_model_name as get_official_model_name
+from hookline.compat.transformer_lens._impl.checkpoints import PYTHIA_CHECKPOINTS as PYTHIA_CHECKPOINTS
+from hookline.compat.transformer_lens._impl.checkpoints import PYTHIA_V0_CHECKPOINTS as PYTHIA_V0_CHECKPOINTS
+from hookline.compat.transformer_lens._impl.checkpoints import STANFORD_CRFM_CHECKPOINTS as STANFORD_CRFM_CHECKPOINTS
+from hookline.compat.transformer_lens._impl.checkpoints import find_checkpoint
+from hookline.compat.transformer_lens._impl.checkpoints import get_checkpoint_labels as get_checkpoint_labels
+from hookline.compat.transformer_lens._impl.describe import NO_BOS, described
+from hookline.compat.transformer_lens._impl.pretrained import (
+    anatomy_of,
+    empty_model,
+    get_device,
+    note_checkpoint,
+    refuse,
+)
+from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
 from hookline.errors import warn
 
 OFFICIAL_MODEL_NAMES: list[str] = list(dict.fromkeys(IRREGULAR.values()))

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from hookline.compat.transformer_lens import entries
-from hookline.compat.transformer_lens.absent import METHODS, refusing
-from hookline.compat.transformer_lens.bridge_registry import BridgePoints, bridge_names
-from hookline.compat.transformer_lens.describe import NO_BOS_IN_BRIDGE
-from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
-from hookline.compat.transformer_lens.pretrained import refuse
+from hookline.compat.transformer_lens._impl import entries
+from hookline.compat.transformer_lens._impl.absent import METHODS, refusing
+from hookline.compat.transformer_lens._impl.bridge_registry import BridgePoints, bridge_names
+from hookline.compat.transformer_lens._impl.describe import NO_BOS_IN_BRIDGE
+from hookline.compat.transformer_lens._impl.hooked_transformer import HookedTransformer
+from hookline.compat.transformer_lens._impl.pretrained import refuse
 from hookline.engine.points import HookPoint
 from hookline.errors import UnknownPointError
 from hookline.model import HookedModel

@@ -9,10 +9,10 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from hookline.compat.transformer_lens import sweeps
-from hookline.compat.transformer_lens.absent import refusing
+from hookline.compat.transformer_lens._impl import sweeps
+from hookline.compat.transformer_lens._impl.absent import refusing
+from hookline.compat.transformer_lens._impl.hooked_transformer import HookedTransformer
 from hookline.compat.transformer_lens.cache import ActivationCache
-from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
 
 __all__ = [name for name in dir(sweeps) if name.startswith("get_act_patch_")]
 

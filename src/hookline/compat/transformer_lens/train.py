@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hookline.compat.transformer_lens.lens_errors import LensValueError
+from hookline.compat.transformer_lens._impl.lens_errors import LensValueError
 from hookline.errors import HooklineError
 
 

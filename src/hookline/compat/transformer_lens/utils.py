@@ -17,27 +17,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from hookline.compat.transformer_lens.absent import refusing
-from hookline.compat.transformer_lens.aliases import IRREGULAR
-from hookline.compat.transformer_lens.aliases import get_official_model_name as get_official_model_name
-from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix
-from hookline.compat.transformer_lens.lens_errors import LensValueError, check
-from hookline.compat.transformer_lens.pretrained import get_device as get_device
-from hookline.compat.transformer_lens.slices import Slice as Slice
-from hookline.compat.transformer_lens.slices import SliceInput as SliceInput
-from hookline.compat.transformer_lens.small_utils import *  # noqa: F403
-from hookline.compat.transformer_lens.small_utils import _apply_repetition_penalty
-from hookline.compat.transformer_lens.tokens import USE_DEFAULT_VALUE as USE_DEFAULT_VALUE
-from hookline.compat.transformer_lens.tokens import get_attention_mask as get_attention_mask
-from hookline.compat.transformer_lens.tokens import (
+from hookline.compat.transformer_lens._impl.absent import refusing
+from hookline.compat.transformer_lens._impl.aliases import IRREGULAR
+from hookline.compat.transformer_lens._impl.aliases import get_official_model_name as get_official_model_name
+from hookline.compat.transformer_lens._impl.lens_errors import LensValueError, check
+from hookline.compat.transformer_lens._impl.pretrained import get_device as get_device
+from hookline.compat.transformer_lens._impl.slices import Slice as Slice
+from hookline.compat.transformer_lens._impl.slices import SliceInput as SliceInput
+from hookline.compat.transformer_lens._impl.small_utils import *  # noqa: F403
+from hookline.compat.transformer_lens._impl.small_utils import _apply_repetition_penalty
+from hookline.compat.transformer_lens._impl.tokens import USE_DEFAULT_VALUE as USE_DEFAULT_VALUE
+from hookline.compat.transformer_lens._impl.tokens import get_attention_mask as get_attention_mask
+from hookline.compat.transformer_lens._impl.tokens import (
     get_input_with_manually_prepended_bos as get_input_with_manually_prepended_bos,
 )
-from hookline.compat.transformer_lens.tokens import get_tokens_with_bos_removed as get_tokens_with_bos_removed
+from hookline.compat.transformer_lens._impl.tokens import get_tokens_with_bos_removed as get_tokens_with_bos_removed
+from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix
 from hookline.errors import HooklineError
 from hookline.text.loss import lm_loss
 
 if TYPE_CHECKING:
-    from hookline.compat.transformer_lens.hooked_transformer import HookedTransformer
+    from hookline.compat.transformer_lens._impl.hooked_transformer import HookedTransformer
 
 _LAYER_TYPES = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
 _NAMES = {"attn": "pattern", "attn_logits": "attn_scores", "key": "k", "query": "q", "value": "v", "mlp_pre": "pre",
@@ -187,7 +187,7 @@ def sample_logits(
     """Sample one token per row, as transformers does."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-    from hookline.compat.transformer_lens.generation import frequency_penalty
+    from hookline.compat.transformer_lens._impl.generation import frequency_penalty
 
     steps: list[Any] = []
     check(

@@ -1,1 +1,1 @@
-"""What all experiments share: prompts, sweeps, measuring, labels, plots."""
+"""What all experiments share: prompts, sweeps, measuring, labels."""

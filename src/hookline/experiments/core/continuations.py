@@ -19,7 +19,7 @@ from hookline.experiments.core.prompts import Prompts, check_pair, prompts_of
 from hookline.experiments.metrics import LogitDiff, Metric, check_vocabulary, name_of, several
 from hookline.model import HookedModel
 from hookline.rerun.strategy import is_close
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 
 Ids: TypeAlias = tuple[int, ...]
 Slot: TypeAlias = list[Ids]

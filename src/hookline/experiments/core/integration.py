@@ -16,7 +16,6 @@ from torch import Tensor
 
 from hookline.engine.batch_index import drawn_once
 from hookline.engine.compiling import left_out
-from hookline.engine.halving import Fit
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.measure import Metrics
@@ -25,6 +24,7 @@ from hookline.experiments.core.sweep import Values
 from hookline.experiments.metrics import value_of
 from hookline.model import HookedModel
 from hookline.rerun.image_inputs import in_one_row
+from hookline.transformer.memory.halving import Fit
 
 Along: TypeAlias = Literal["inputs", "activations"]
 ByMetric: TypeAlias = dict[str, dict[str, Tensor]]

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError, warn
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 
 Read: TypeAlias = Sequence[tuple[Float[Tensor, "token vocab"], Int[Tensor, " token"]]]
 """For each row, the logits before every token of an answer, and the tokens."""

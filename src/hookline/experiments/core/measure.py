@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.halving import Fit
 from hookline.engine.modes import GradMode
 from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
@@ -26,6 +25,7 @@ from hookline.model import HookedModel
 from hookline.progress import HiddenBar, progress_bar
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
+from hookline.transformer.memory.halving import Fit
 
 Metrics: TypeAlias = Mapping[str, Callable[[Tensor], Any]]
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from hookline.engine.modes import GradMode, Modes
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.experiments.metrics import MetricFunction, checked_value
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 
 # Operations that pass NaN on from their inputs to their outputs, where an index or a condition is constant. All others
 # (comparisons, argmax, nan_to_num …) may hide it.

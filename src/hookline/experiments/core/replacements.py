@@ -19,7 +19,7 @@ from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.image_inputs import in_one_row
 from hookline.text.outliers import Outliers, Outlying, RowMean, factor_of
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 
 Method: TypeAlias = Literal["zero", "mean", "resample"]
 

@@ -39,8 +39,8 @@ def overlay(
     scale instead. If the model receives an image twice, the finer grid is drawn.
     """
     needed("matplotlib", "overlay", "plot")
-    from hookline.experiments.core.plotting import color_norm
     from hookline.experiments.images import drawing
+    from hookline.experiments.results.plotting import color_norm
 
     rows, labels = _rows(values, on)
     if center is not None and (vmin is not None or vmax is not None):

@@ -17,8 +17,8 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.plotting import Panels, colors, drawable, plain_bar, width
 from hookline.experiments.images.placed import PlacedImage
+from hookline.experiments.results.plotting import Panels, colors, drawable, plain_bar, width
 
 _FONT = 8.0
 _MOST_PANELS = 48

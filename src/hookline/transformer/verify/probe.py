@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,11 @@ from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.signatures import parameters_of
 from hookline.engine.torch_hooks import TorchHooks
-from hookline.errors import HooklineError, a_type
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.architectures import Architecture, architecture
 from hookline.transformer.contexts import EagerAttention
 from hookline.transformer.find_anatomy import tower_of
+from hookline.transformer.outputs import outcome
 
 if TYPE_CHECKING:
     from hookline.transformer.wrapped import WrappedTransformer
@@ -237,23 +237,3 @@ def _reported(model: Any, part: Any, args: tuple[Any, ...], kwargs: dict[str, An
         attentions = dict(part(*args, **kwargs, output_attentions=True).items())
     reported = {name: value for name, value in hidden.items() if name.endswith("hidden_states")}
     return reported | {name: value for name, value in attentions.items() if name.endswith("attentions")}
-
-
-_OUTCOMES = ("logits", "prediction_logits", "logits_per_image", "last_hidden_state")
-
-
-def has_outcome(output: Any) -> bool:
-    """Whether an output has one of those that `outcome` returns; not that of a question answerer, a backbone, …"""
-    return isinstance(output, Tensor) or (isinstance(output, Mapping) and any(name in output for name in _OUTCOMES))
-
-
-def outcome(output: Any) -> Tensor:
-    """The logits; image-text similarities of CLIP-like models; else the last hidden state."""
-    if isinstance(output, Tensor):  # a wrapped model inside another wrapper, such as peft
-        return output
-    for name in _OUTCOMES:
-        if name in output:
-            # Not by ModelOutput's own method, which makes a copy of everything.
-            return dict.__getitem__(output, name) if isinstance(output, dict) else output[name]
-    description = f"{a_type(output)} has {', '.join(output)}"
-    raise HooklineError(f"{description}, none of which is the output of a language model: call model.module instead")

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hookline.engine.halving import Fit, is_out_of_memory
 from hookline.progress import progress_bar
+from hookline.transformer.memory.halving import Fit, is_out_of_memory
 from hookline.transformer.verify.checks import CHECKS, Check
 from hookline.transformer.verify.probe import Probe
 

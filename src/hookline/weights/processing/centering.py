@@ -13,7 +13,8 @@ from hookline.engine.structures import tensors_in
 from hookline.engine.torch_hooks import TorchHooks
 from hookline.errors import HooklineError
 from hookline.transformer.anatomy import Block, Stack
-from hookline.transformer.norms import norm_of, upcast
+from hookline.transformer.norms import norm_of
+from hookline.transformer.precision import upcast
 from hookline.weights.matrices import is_reversed, linear
 from hookline.weights.processing.readers import path_of
 from hookline.weights.processing.swaps import Swaps, rounding

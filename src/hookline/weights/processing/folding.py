@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hookline.errors import HooklineError
-from hookline.transformer.norms import Norm, norm_of, upcast
+from hookline.transformer.norms import Norm, norm_of
+from hookline.transformer.precision import upcast
 from hookline.transformer.roles import EXPERTS, ROUTER, child
 from hookline.weights.matrices import is_reversed, linear
 from hookline.weights.processing.readers import path_of, reading_of

@@ -21,7 +21,7 @@ from hookline.engine.split_values import check_not_sharded
 from hookline.engine.taps import lock
 from hookline.engine.untraced import untraced, verbs
 from hookline.errors import HooklineError
-from hookline.transformer.verify.probe import outcome
+from hookline.transformer.outputs import outcome
 from hookline.weights.processing.centering import center_unembed, center_writers
 from hookline.weights.processing.folding import fold_norms
 from hookline.weights.processing.readers import Unhooked

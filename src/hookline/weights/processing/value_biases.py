@@ -10,7 +10,7 @@ from torch import nn
 
 from hookline.errors import HooklineError
 from hookline.transformer.anatomy import Stack
-from hookline.transformer.norms import upcast
+from hookline.transformer.precision import upcast
 from hookline.transformer.sites import head_counts
 from hookline.weights.matrices import linear, without_first
 from hookline.weights.processing.folding import as_wide, check_called

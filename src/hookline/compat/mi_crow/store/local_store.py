@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hookline.compat.mi_crow.store.saved_batches import SavedBatches
-from hookline.engine.tensorfile import make_folder, read_json, read_tensors, taking_apart, write_bytes, write_tensors
 from hookline.errors import StoreError
+from hookline.files.tensorfile import make_folder, read_json, read_tensors, taking_apart, write_bytes, write_tensors
 
 if TYPE_CHECKING:
     from hookline import store as stores

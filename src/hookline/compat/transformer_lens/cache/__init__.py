@@ -9,8 +9,8 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.compat.transformer_lens.lens_errors import LensValueError, check
-from hookline.compat.transformer_lens.slices import Slice
+from hookline.compat.transformer_lens._impl.lens_errors import LensValueError, check
+from hookline.compat.transformer_lens._impl.slices import Slice
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Points
 from hookline.errors import HooklineError

@@ -1,3 +1,3 @@
 """The class of every MLP, at the module path of TransformerLens."""
 
-from hookline.compat.transformer_lens.components.parts import CanBeUsedAsMLP as CanBeUsedAsMLP
+from hookline.compat.transformer_lens._impl.parts import CanBeUsedAsMLP as CanBeUsedAsMLP

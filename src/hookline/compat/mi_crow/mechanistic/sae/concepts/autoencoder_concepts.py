@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from hookline.compat.mi_crow.mechanistic.sae.autoencoder_context import AutoencoderContext
 from hookline.compat.mi_crow.mechanistic.sae.concepts.concept_dictionary import ConceptDictionary
 from hookline.compat.mi_crow.mechanistic.sae.concepts.concept_models import NeuronText
-from hookline.engine.tensorfile import make_folder, write_bytes
 from hookline.errors import HooklineError
+from hookline.files.tensorfile import make_folder, write_bytes
 
 
 class AutoencoderConcepts:

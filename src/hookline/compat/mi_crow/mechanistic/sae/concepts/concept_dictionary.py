@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hookline.engine.tensorfile import make_folder, read_json, taking_apart, write_bytes
 from hookline.errors import HooklineError
+from hookline.files.tensorfile import make_folder, read_json, taking_apart, write_bytes
 
 _FILE = "concepts.json"
 

@@ -1,0 +1,1 @@
+"""What a `Result` shows of its values: the largest cells, plots and pages."""

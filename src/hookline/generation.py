@@ -1,0 +1,234 @@
+"""The methods of a model that write text: `generate`, `generate_with_cache` and `stream`, compiled or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookline.engine.actions import Record
+from hookline.engine.names import Filter
+from hookline.engine.recorder import Recorder
+from hookline.engine.runs import Run
+from hookline.engine.schedule import active
+from hookline.engine.untraced import verbs
+from hookline.errors import HooklineError
+from hookline.text.forward_pass import begin_pass, whole_text
+from hookline.text.generate_calls import check_generated_output, check_generation
+from hookline.text.joining import joined_steps
+from hookline.transformer.empty import check_weights_there
+from hookline.transformer.model_inputs import ModelInputs
+
+if TYPE_CHECKING:
+    from hookline.compiled.executor import CompiledRuns
+    from hookline.residual import ModelCache
+
+
+@verbs
+class GenerationMethods(ModelInputs):
+    """A base of `HookedModel`."""
+
+    def compile(self, **options: Any) -> CompiledRuns:  # type: ignore[override]
+        """Run in compiled graphs from now on, wherever that gives the same result; hooks included.
+
+            model.compile()
+            with model.hooks([("blocks.5.hook_resid_post", add(direction, 4.0))]):
+                model.generate("The weather is")
+
+        Options: `backend`, `mode` and `options`, as of `torch.compile` (the default is inductor, with CUDA graphs on a
+        GPU); `points`, a filter for points that will be edited; `limit`, how many graphs are kept; `patience`, the
+        seconds that a shape of batches in experiments and harvests takes uncompiled before it is compiled (20 with
+        inductor, which takes about as long). Returns an object that prints what was compiled, and what ran uncompiled
+        and why; its `close()` frees the graphs and ends this.
+        """
+        # By its name: it imports torch's compiler, which takes a second.
+        executor = import_module("hookline.compiled.executor")
+        runs = vars(self)["_compiled_runs"] = executor.compiled_runs(self._points, options)
+        return runs
+
+    @contextmanager
+    def compiled(self, **options: Any) -> Iterator[CompiledRuns]:
+        """`compile` for the length of a `with` block."""
+        before = vars(self).get("_compiled_runs")
+        runs = self.compile(**options)
+        try:
+            yield runs
+        finally:
+            runs.close()
+            vars(self)["_compiled_runs"] = before
+
+    @property
+    def _graphs(self) -> CompiledRuns | None:
+        runs: CompiledRuns | None = vars(self).get("_compiled_runs")
+        return runs if runs is not None and runs.is_open else None
+
+    def generate(
+        self,
+        input: str | Sequence[str] | Tensor | None = None,
+        max_new_tokens: int = 20,
+        *,
+        attention_mask: Tensor | None = None,
+        images: Any = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Continue the prompt; hooks fire on every step.
+
+            >>> model.generate("The capital of France is", max_new_tokens=2, do_sample=False)
+            'The capital of France is Paris.'
+
+        Text returns text; token ids and keyword inputs return ids. `images` and `prepend_bos` are as in a call. Other
+        options are those of the model's own `generate`, which does the work unless `compile` is on. `seed` makes
+        sampling repeatable, and leaves torch's own random state as it was.
+        """
+        is_ids = input is None or isinstance(input, Tensor)
+        why_tokens = "" if is_ids else "text returns text; pass token ids, model.to_tokens(…)"
+        check_generated_output(self.module, kwargs, why_tokens=why_tokens)
+        ids, inputs = self._prompt(input, max_new_tokens, attention_mask, images, kwargs)
+        with _seeded(seed, ids.device):
+            new = self._continued(ids, inputs, max_new_tokens)
+        if is_ids:
+            return new
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return texts[0] if isinstance(input, str) else texts
+
+    def _prompt(
+        self, input: Any, max_new_tokens: int, attention_mask: Tensor | None, images: Any, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The token ids of a prompt, and the other inputs and options of a generation."""
+        if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
+            raise HooklineError(f"max_new_tokens must be a whole number above 0, not {max_new_tokens!r}")
+        prepend_bos = kwargs.pop("prepend_bos", None)
+        check_weights_there(self.anatomy.main.embed)
+        check_generation(self._points.root, kwargs, is_hooked=bool(active.get() or self._points.permanent.steps))
+        is_text = input is not None and not isinstance(input, Tensor)
+        inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, "left" if is_text else None, images)
+        if "input_ids" not in inputs:
+            raise HooklineError("generate needs a prompt: text, token ids, or input_ids= with other keyword inputs")
+        inputs.pop("position_ids", None)  # generate counts them itself
+        ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask", None)
+        self._check_room(ids.shape[1] + max_new_tokens)
+        if mask is not None and not self.anatomy.is_encoder_decoder and not bool(mask[:, -1].all()):
+            raise HooklineError(
+                "these tokens are padded on the right, so new tokens would follow the padding: pass the texts, or "
+                'to_tokens(…, padding_side="left")'
+            )
+        pad: Any = self.module.generation_config.pad_token_id
+        if mask is None and (is_text or pad is None or not bool(ids.eq(pad).any())):
+            mask = torch.ones_like(ids)  # otherwise generate finds padding by its token
+        return ids, inputs if mask is None else {**inputs, "attention_mask": mask}
+
+    def _continued(self, ids: Tensor, inputs: dict[str, Any], max_new_tokens: int) -> Tensor:
+        """The tokens with new ones."""
+        options = {"max_new_tokens": max_new_tokens, **inputs}
+        if (runs := self._graphs) is not None:
+            generation = runs.generation(ids, options)
+            if generation is not None:
+                return self._run(generation.run, (), {})
+        mask = inputs.get("attention_mask")
+        if active.get() and (self.anatomy.is_encoder_decoder or self.anatomy.towers):
+            begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})  # before the model's own forward
+        return self._run(self.module.generate, (ids,), options)  # type: ignore[arg-type]
+
+    def generate_with_cache(
+        self,
+        input: str | Sequence[str] | Tensor | None = None,
+        max_new_tokens: int = 20,
+        *,
+        names_filter: Filter = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ModelCache]:
+        """Continue the prompt, and return the text or ids, and the activations at every position of both.
+
+            >>> text, cache = model.generate_with_cache(prompt, 2, names_filter="blocks.*.hook_resid_post")
+            >>> cache["blocks.0.hook_resid_post"].shape      # all tokens but the last
+            torch.Size([1, 15, 128])
+
+        Position `i` of an activation belongs to token `i`. The last token was chosen but not run, so there is one
+        position less than tokens. Other arguments are those of `generate`.
+        """
+        check_generated_output(self.module, kwargs, why_tokens="generate_with_cache returns the text and a cache")
+        points = self._points.select(names_filter)
+        recorder = Recorder(points, device, dtype, skips_missing=names_filter is None)
+        if any(point.canonical_name.startswith("unembed.") for point in points):
+            kwargs["logits_to_keep"] = 0  # generate would compute the prompt's last logits only
+        ids, inputs = self._prompt(input, max_new_tokens, kwargs.pop("attention_mask", None), None, kwargs)
+        with Run(self._points.root, [Record(point, recorder) for point in points], held=self._points.held):
+            with _seeded(inputs.pop("seed", None), ids.device):
+                new = self._continued(ids, inputs, max_new_tokens)
+            tensors = joined_steps(
+                recorder.by_point(), {point.name: point for point in points}, new.shape[1] - 1, len(new)
+            )
+        cache: Any = self._cache(recorder, tensors, remove_batch_dim=False)
+        mask = inputs.get("attention_mask")
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask, (0, new.shape[1] - 1 - mask.shape[1]), value=1)
+        cache.forward_pass = whole_text(self._points.root, new[:, :-1], mask)
+        is_ids = input is None or isinstance(input, Tensor)
+        texts = new if is_ids else self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return (texts[0] if isinstance(input, str) else texts), cache
+
+    def stream(
+        self,
+        input: str | Tensor,
+        max_new_tokens: int = 20,
+        *,
+        attention_mask: Tensor | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        """Continue the prompt, and yield each new piece of text as soon as it is there; for ids, each column of ids.
+
+            for piece in model.stream("The weather is"):
+                print(piece, end="", flush=True)
+
+        Hooks fire as in `generate`. Options are those that choose a token: do_sample, temperature, top_k, top_p, and
+        eos_token_id.
+        """
+        if not isinstance(input, str | Tensor):
+            raise HooklineError("stream takes one text or a tensor of token ids; for several texts use generate")
+        _check_seed(seed)
+        ids, inputs = self._prompt(input, max_new_tokens, attention_mask, None, kwargs)
+        executor = import_module("hookline.compiled.executor")
+        runs = self._graphs or executor.uncompiled_runs(self._points)
+        steps = runs.stream(
+            ids, {"max_new_tokens": max_new_tokens, **inputs}, seed, is_compiled=self._graphs is not None
+        )
+        return self._pieces(steps) if isinstance(input, str) else steps
+
+    def _pieces(self, columns: Iterator[Tensor]) -> Iterator[str]:
+        """The text of each new token; of a character that takes several tokens, once it is complete."""
+        new: list[int] = []
+        shown = ""
+        for column in columns:
+            new.append(int(column[0]))
+            text = self.tokenizer.decode(new, skip_special_tokens=True)
+            if text.endswith("\N{REPLACEMENT CHARACTER}"):
+                continue
+            if text != shown:
+                yield text[len(shown) :]
+            shown = text
+
+
+def _check_seed(seed: object) -> None:
+    if seed is not None and not isinstance(seed, Integral):
+        raise HooklineError(f"seed must be a whole number or None, not {seed!r}")
+
+
+@contextmanager
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """While random numbers are drawn from a seed; None: from torch's own state."""
+    _check_seed(seed)
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
