@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from hookline.engine._torch.bytecode import DISCARDED, RETURNED, USED, fates
+from hookline.engine._torch.bytecode import DISCARDED, RETURNED, USED, can_read, fates
 from hookline.engine._torch.frames import MODULE_CALL, SEQUENTIAL, TORCH_MODULES, callers, frame_at
-from hookline.engine._torch.version_counters import keep_version
+from hookline.engine._torch.version_counters import can_keep_version, keep_version
 from hookline.engine.calls import call_arguments, is_call_of
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.outside import root_of_pass
@@ -88,7 +88,7 @@ class _Rebase(torch.autograd.Function):
 
 def lead_through(x: Tensor, out: Tensor) -> bool:
     """Route the gradient of the tensor object `x` through `out`. Returns whether torch allows that."""
-    if (x.is_leaf and x.requires_grad) or is_from_outside(x):
+    if not can_keep_version() or (x.is_leaf and x.requires_grad) or is_from_outside(x):
         return False
     try:
         with keep_version(x):  # the value is the same
@@ -296,6 +296,8 @@ def is_discarded(*, in_place: bool = True) -> bool:
     For a function that returns the same value, as for `nn.Sequential`, it depends on that function's caller. Looking
     into `nn.Sequential` is slow, so it is skipped for a module that does not write in place.
     """
+    if not can_read():
+        return False
     frame: FrameType | None = frame_at(1)
     while frame is not None and frame.f_code.co_filename != TORCH_MODULES:
         frame = frame.f_back

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookline.engine._torch.attention_functions import SOFTMAX
+from hookline.engine._torch.attention_functions import SOFTMAX, need_attention_functions
 from hookline.engine.aliases import Alias
 from hookline.engine.deferred import Deferred, kept
 from hookline.engine.inner import InnerTap
@@ -454,5 +454,9 @@ class AttentionInterceptor(AttentionSteps, OperatorInterceptor):
 
 class AttentionTap(InnerTap):
     """A tap inside an attention module."""
+
+    def __init__(self, kind: Kind, *, late: bool = False) -> None:
+        need_attention_functions()
+        super().__init__(kind, late=late)
 
     interceptor: ClassVar[type[FunctionInterceptor]] = AttentionInterceptor

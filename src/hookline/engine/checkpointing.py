@@ -17,6 +17,7 @@ from hookline.engine._torch.checkpoint_regions import (
     RECOMPUTATION,
     REENTRANT_FIRST_RUN,
     hooks_on_saved_tensors,
+    need_regions,
     pop_hooks_on_saved_tensors,
     push_hooks_on_saved_tensors,
     regions_in_first_run,
@@ -55,6 +56,9 @@ class Lease:
 def is_first_run() -> bool:
     """Whether the current code will run again. Only valid in a forward pass that began with gradients enabled."""
     hooks = hooks_on_saved_tensors()
+    if hooks is None and torch.is_grad_enabled():
+        return False
+    need_regions()
     if hooks is not None and getattr(hooks[0], "__qualname__", "") == FIRST_RUN:
         return True
     return not torch.is_grad_enabled() and any(frame.f_code is REENTRANT_FIRST_RUN for frame in callers())
@@ -68,6 +72,7 @@ def leave_regions() -> list[tuple[Any, Any]]:
     """
     left: list[tuple[Any, Any]] = []
     while (hooks := hooks_on_saved_tensors()) is not None:
+        need_regions()
         if getattr(hooks[0], "__qualname__", "") not in (FIRST_RUN, RECOMPUTATION):
             break
         pop_hooks_on_saved_tensors()

@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 
-from hookline.engine._torch.stance import compiler, compiler_lock, forget_graphs, install, stance_class, stance_in
+from hookline.engine._torch.stance import (
+    compiler,
+    compiler_lock,
+    forget_graphs,
+    install,
+    need_stance,
+    stance_class,
+    stance_in,
+)
 from hookline.engine.blocks import UndoBlock, entered
 from hookline.engine.untraced import users as _users
 
@@ -152,6 +160,7 @@ def _settle() -> None:
     stance = stance_in(frames)
     if _users:
         if _ours is None:
+            need_stance()
             if _last is None or _last.before is not stance:
                 _last = stance_class(type(stance), _wants_eager)(stance)  # type: ignore[arg-type]
             _ours = _last

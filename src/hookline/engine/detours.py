@@ -17,7 +17,7 @@ from torch import nn
 
 from hookline.engine._torch import compiled_calls
 from hookline.engine._torch.bytecode import code_or_none
-from hookline.engine._torch.compiled_calls import call_with_hooks, looks_for_hooks, takes_detours
+from hookline.engine._torch.compiled_calls import call_with_hooks, can_detour, looks_for_hooks, takes_detours
 from hookline.engine._torch.frames import frame_at
 from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine.schedule import Way, active
@@ -121,7 +121,7 @@ def detour_of(module: nn.Module) -> Detour:
 
 def leads(module: nn.Module) -> bool:
     """Whether every call of the module that fires its hooks takes its detour."""
-    return all(map(takes_detours, _defined(module, "__call__")))
+    return can_detour() and all(map(takes_detours, _defined(module, "__call__")))
 
 
 def called_if_hooked(root: nn.Module) -> set[nn.Module]:

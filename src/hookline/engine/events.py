@@ -21,7 +21,7 @@ from torch import nn
 from hookline.engine import checkpointing, compiling, failures, interception
 from hookline.engine._torch.checkpoint_regions import StopRecomputation
 from hookline.engine._torch.graph_tasks import current_graph_task
-from hookline.engine._torch.refcounts import references
+from hookline.engine._torch.refcounts import can_count, references
 from hookline.engine.aliases import is_discarded
 from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
@@ -137,7 +137,7 @@ def edit(action: Edit, value: Any) -> Any:
         # Counted against an object that only this frame has: how Python counts depends on its version, and on whether
         # a compiler is active in the process.
         alone = object()
-        is_kept = references(given) > references(alone)
+        is_kept = not can_count() or references(given) > references(alone)
         new = action.view.put(value, action.fitted_loan(given, x, is_kept=is_kept))
     else:
         new = action.view.put(value, action.fitted_result(result, x, given))

@@ -19,6 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, has_torch_function
 
 from hookline.engine import operators
+from hookline.engine._torch.dispatch_keys import can_dispatch
 from hookline.engine._torch.mode_stacks import (
     count_function_modes,
     function_mode_at,
@@ -178,7 +179,8 @@ class OperatorInterceptor(FunctionInterceptor):
     @classmethod
     def for_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MakeInterceptor:
         """What makes the interceptor of a call of a module with these arguments."""
-        return cls.by_mode if has_torch_function((*args, *kwargs.values())) else cls
+        is_seen = can_dispatch() and not has_torch_function((*args, *kwargs.values()))
+        return cls if is_seen else cls.by_mode
 
     def operator(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called instead of `func`, the torch function of the operator."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._torch.fake_tensors import FakeTensorMode
+from hookline.engine._torch.fake_tensors import FakeTensorMode, need_fake_tensors
 from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before, hooks_on_gradients
 from hookline.engine.actions import Record
 from hookline.engine.modes import GradMode
@@ -146,6 +146,7 @@ def _run_empty(
 
 def empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Return a copy of the modules without data and without hooks, but for those by which the model reads outputs."""
+    need_fake_tensors()
     memo: dict[int, Any] = {}
     for tensor in (*root.parameters(), *root.buffers()):
         memo[id(tensor)] = mode.from_tensor(tensor) if not tensor.is_meta else _on_cpu(tensor, mode)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hookline.engine._torch.data_parallel import PARAMETERS, parameters_of_ddp, running_ddp
+from hookline.engine._torch.data_parallel import PARAMETERS, can_find_ddp, parameters_of_ddp, running_ddp
 from hookline.engine._torch.graph_tasks import at_end_of_backward
 from hookline.engine._torch.refcounts import references
 from hookline.engine.structures import tensors_in
@@ -39,7 +39,7 @@ def watch_gradients(root: nn.Module, called: Callable[..., Any], output: Any) ->
 
     `called` is what was called for it: `root`, or what the user has around it.
     """
-    if not torch.is_grad_enabled() or not dist.is_available() or not dist.is_initialized():
+    if not torch.is_grad_enabled() or not dist.is_available() or not dist.is_initialized() or not can_find_ddp():
         return
     if dist.get_world_size() == 1 or running_ddp(_ddp_class()) is not None:
         return

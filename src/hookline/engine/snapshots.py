@@ -8,8 +8,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._torch.copy_on_write import current_stream, data_address, is_shared, lazy_clone
-from hookline.engine._torch.refcounts import memory_references, references
+from hookline.engine._torch.copy_on_write import can_share, current_stream, data_address, is_shared, lazy_clone
+from hookline.engine._torch.interrupts import is_held_here
+from hookline.engine._torch.refcounts import can_count, memory_references, references
 from hookline.engine._torch.transforms import is_wrapped, unwrapped
 from hookline.engine.calls import running
 from hookline.engine.outside import passes_here
@@ -54,7 +55,7 @@ _ONE_TENSOR = _ONE_OWNER[1]
 def stop_sharing() -> None:
     """Note that no pass is running in this thread."""
     passes_here.outside.clear()
-    while _sharing._is_owned():  # type: ignore[attr-defined]  # left by an interrupt
+    while is_held_here(_sharing):  # left by an interrupt
         _sharing.release()
 
 
@@ -137,14 +138,14 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
         and not (x.is_nested or x.is_quantized)
         and not is_wrapped(x)
     )
-    if not is_plain:
+    if not (is_plain and can_share()):
         return None
     if not is_for_reading and not x.is_contiguous() and has_overlaps(x):
         return None  # several elements in one place: nobody could write to one of them
     if x.is_cuda and current_stream(x.get_device()):  # type: ignore[misc]
         return None
     storage = x.untyped_storage()
-    is_new = is_new and memory_references(storage._cdata) == _ONE_TENSOR  # and no view of it
+    is_new = is_new and can_count() and memory_references(storage._cdata) == _ONE_TENSOR  # and no view of it
     if is_new or is_shared(x):  # it is shared already, so that it may be, and not for the first time in two threads
         try:
             return lazy_clone(x)
@@ -157,7 +158,7 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
         outside = some[-1] if some else None
         if outside is None:
             is_known = False
-        elif outside.storages is None and memory_references(storage._cdata) == _ONE_TENSOR:
+        elif outside.storages is None and can_count() and memory_references(storage._cdata) == _ONE_TENSOR:
             # No other tensor has this memory. To look at the memory of all parameters would take long.
             is_known = id(x) not in (outside.tensors or outside.find_tensors())
         else:
@@ -179,6 +180,8 @@ def own(x: Tensor) -> Tensor:
 
 
 def _lazy_clone(x: Tensor) -> Tensor | None:
+    if not can_share():
+        return None
     if x.is_cuda and current_stream(x.get_device()):  # type: ignore[misc]
         return None
     try:
@@ -208,7 +211,8 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
     Shared memory detects more than a version counter: also writes through `.data`, and in inference mode.
     """
     return (
-        _is_plain(snapshot)
+        can_share()
+        and _is_plain(snapshot)
         and is_shared(snapshot)
         and address(snapshot) == address(x)
         and snapshot.shape == x.shape
@@ -218,7 +222,7 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
 
 def has_own_memory(x: Tensor) -> bool:
     """Whether nobody else has the memory of `x`: no view, no storage object, no other process."""
-    if not _is_plain(x) or (not x.is_contiguous() and has_overlaps(x)):
+    if not (can_count() and _is_plain(x)) or (not x.is_contiguous() and has_overlaps(x)):
         return False
     storage = x.untyped_storage()
     is_owned = storage.resizable() and not (x.is_cpu and storage.is_shared())

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from torch import nn
 
 from hookline.engine import blocks, checkpointing
+from hookline.engine._torch import need_basics
 from hookline.engine._torch.frames import callers
 from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine._torch.hooks_on_modules import (
@@ -37,6 +38,7 @@ class Tap(Listener):
 
     def __init__(self, kind: Kind, *, late: bool = False) -> None:
         super().__init__(kind)
+        need_basics()
         self.late = late
         self.key = new_number()  # a number that torch assigns to no other hook
 

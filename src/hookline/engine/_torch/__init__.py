@@ -28,7 +28,7 @@ from hookline.engine._torch import (
     transforms,
     version_counters,
 )
-from hookline.engine._torch.proofs import Probe, requirement, why_broken
+from hookline.engine._torch.proofs import Probe, requirement
 
 _TRICKS = (
     *(hooks_on_modules, compiled_calls, copy_on_write, refcounts, version_counters, graph_tasks, checkpoint_regions),
@@ -42,8 +42,3 @@ need_basics = requirement(
     *(hooks_on_modules.probe, graph_tasks.probe, thread_state.probe, mode_stacks.probe, transforms.probe, frames.probe)
 )
 """Raise if one of the tricks that every hook needs does not hold."""
-
-
-def tricks() -> dict[str, str]:
-    """Try all tricks; returns for each why it does not hold, or an empty text."""
-    return {name: why_broken(probe) for name, probe in PROBES.items()}

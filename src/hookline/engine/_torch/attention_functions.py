@@ -52,4 +52,4 @@ def probe() -> None:
     insist(torch.equal(softmax_kernel(row, -1, False), row.softmax(-1)), "the private softmax is the public one")
 
 
-need = requirement(probe)
+need_attention_functions = requirement(probe)

@@ -88,4 +88,4 @@ def probe() -> None:
     insist(found == [DISCARDED, DISCARDED, RETURNED, USED], f"the bytecode tells what a caller does (found {found})")
 
 
-is_readable = once(probe)
+can_read = once(probe)

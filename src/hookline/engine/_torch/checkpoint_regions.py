@@ -105,4 +105,4 @@ def _try(*, is_reentrant: bool) -> None:
     insist(stopped <= {StopRecomputation}, f"what ends a recomputation ({kind}) is known")
 
 
-need = requirement(probe)
+need_regions = requirement(probe)

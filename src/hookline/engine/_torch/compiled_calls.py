@@ -62,5 +62,5 @@ def probe() -> None:
     insist(takes_detours(vars(nn.Module).get("__call__")), "torch's own `__call__` looks for the attribute")
 
 
-is_available = once(probe)
-need = requirement(probe)
+can_detour = once(probe)
+need_detours = requirement(probe)

@@ -17,7 +17,7 @@ from hookline.engine._torch.proofs import insist, once, private
 lazy_clone = private(torch, "_lazy_clone")
 is_shared = private(torch, "_C._is_cow_tensor")
 """Whether the memory of a tensor may be shared with a lazy clone."""
-data_address = private(torch, "_C._data_address")
+data_address = getattr(torch._C, "_data_address", lambda x: x.untyped_storage().data_ptr())
 """The address of the memory of a tensor, which stays shared."""
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 """The current stream of a GPU: 0 is the default one."""
@@ -41,4 +41,4 @@ def probe() -> None:
     insist(lazy_clone(torch.ones(2, requires_grad=True)).requires_grad, "gradients flow through a lazy clone")
 
 
-is_available = once(probe)
+can_share = once(probe)

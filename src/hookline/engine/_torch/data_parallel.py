@@ -30,4 +30,4 @@ def probe() -> None:
     insist(running_ddp(DistributedDataParallel) is None, "outside a pass, no DDP is running")
 
 
-is_known = once(probe)
+can_find_ddp = once(probe)

@@ -59,4 +59,4 @@ def probe() -> None:
     insist(bool(higher_order_operators), "the higher-order operators are known")
 
 
-is_available = once(probe)
+can_dispatch = once(probe)

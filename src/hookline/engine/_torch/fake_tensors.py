@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from hookline.engine._torch.proofs import insist, requirement
 
-__all__ = ["FakeTensorMode", "TorchDispatchMode", "need", "probe", "tree_leaves"]
+__all__ = ["FakeTensorMode", "TorchDispatchMode", "need_fake_tensors", "probe", "tree_leaves"]
 
 
 class _Counting(TorchDispatchMode):
@@ -40,4 +40,4 @@ def probe() -> None:
     insist(tree_leaves({"a": [1, (2,)]}) == [1, 2], "the leaves of a structure are found")
 
 
-need = requirement(probe)
+need_fake_tensors = requirement(probe)

@@ -13,12 +13,15 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import methodcaller
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from hookline.engine._torch.proofs import insist
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+is_held_here = methodcaller("_is_owned")
+"""Whether this thread holds a lock that it may take several times."""
 
 
 def covered(function: _F) -> _F:
@@ -57,6 +60,10 @@ def _number(value: int, *, first: int = 0) -> bytes:
 def probe() -> None:
     """An exception on the entry of a function reaches its first `try`, if that covers the entry."""
 
+    lock = threading.RLock()
+    with lock:
+        insist(is_held_here(lock), "a lock says that this thread holds it")
+    insist(not is_held_here(lock), "a lock says that nobody holds it")
     done: list[str] = []
 
     class Block:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import cache
 from threading import Thread
@@ -58,9 +59,14 @@ def why_broken(probe: Probe) -> str:
         else:
             reasons.clear()
 
-    thread = Thread(target=run, name="hookline probe")
-    thread.start()
-    thread.join()
+    thread, is_collecting = Thread(target=run, name="hookline probe"), gc.isenabled()
+    gc.disable()  # a finalizer that waits for a lock of this thread, which waits for the other one
+    try:
+        thread.start()
+        thread.join()
+    finally:
+        if is_collecting:
+            gc.enable()
     return "".join(reasons)
 
 

@@ -36,4 +36,4 @@ def probe() -> None:
     insist(memory_references(address) == before, "a view that is gone is not counted")
 
 
-is_counted = once(probe)
+can_count = once(probe)

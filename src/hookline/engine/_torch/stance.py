@@ -14,14 +14,20 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from operator import attrgetter
 from types import FunctionType
 from typing import Any
+
+import torch
+from torch import nn
 
 from hookline.engine._torch.eval_frames import frame_callback
 from hookline.engine._torch.frames import frame_at, frames_of_threads
 from hookline.engine._torch.proofs import insist, requirement
 
+WRAPPED = "_orig_mod"
+"""The name of the module that `torch.compile` wraps, among the children of the wrapper."""
 _FIRST_QUESTION = "_callback_from_stance"
 stance_in = attrgetter("_stance")
 """The stance that is installed in the part of the compiler that `compiler` returns."""
@@ -101,7 +107,7 @@ def _begins_a_call(frame: Any) -> bool:
 
 def probe() -> None:
     """The compiler's question is answered by our stance, once for each call. The installed stance is not touched."""
-
+    import_module("torch._dynamo.convert_frame")  # slow, where nothing was compiled yet
     frames, wants_eager = compiler(), [True]
     insist(compiler_lock() is not None, "the compiler has a lock for tracing")
     question = getattr(frames, _FIRST_QUESTION)
@@ -118,7 +124,10 @@ def probe() -> None:
     insist(stance.stance == "force_eager", "the stance is the same until a call ends")
     insist(ask(callback) is callback, "under the default stance, compiled code runs compiled")
     insist(stance.stance == "default" and not stance.eager, "the next call asks for the stance again")
+    module = nn.Identity()
+    compiled: Any = torch.compile(module, backend="eager")
+    insist(getattr(compiled, WRAPPED, None) is module, "a compiled module has the original")
     insist(hasattr(frames, "_set_stance"), "the compiler's own function to set its stance is there")
 
 
-need = requirement(probe)
+need_stance = requirement(probe)

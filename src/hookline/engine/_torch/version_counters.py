@@ -25,4 +25,4 @@ def probe() -> None:
     insist(x._version == 1, "torch counts writes")
 
 
-is_available = once(probe)
+can_keep_version = once(probe)
