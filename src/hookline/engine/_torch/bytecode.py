@@ -62,7 +62,7 @@ def _stored(instruction: dis.Instruction) -> Any:
 
 
 def probe() -> None:
-    """Callers that discard, return and use a result are told apart while they wait for it."""
+    """Callers that discard, return and use a result are distinguished while they wait for it."""
     found = []
 
     def look() -> int:
