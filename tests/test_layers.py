@@ -18,8 +18,8 @@ SEVERAL_PLACES = ("compat",)
 """Packages whose modules have other libraries' names."""
 PUBLIC = {"_points": "index", "_anatomy": "anatomy", "_device": "device", "_text": "text"}
 """Private attributes that only `self` may read, and the public ones of a model."""
-OF_EACH_METHOD = ("fit",)
-"""What several methods call the same: people type the module's name before it, as in `probes.fit`."""
+OF_EACH_METHOD = ("fit", "probe")
+"""What several methods or tricks call the same: people type the module's name before it, as in `probes.fit`."""
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:
@@ -46,6 +46,25 @@ def test_a_package_imports_only_those_before_it(layer: str) -> None:
         if other not in allowed
     ]
     assert not upward, "\n".join(upward)
+
+
+def test_only_the_engine_knows_what_is_private_of_torch() -> None:
+    outside = [
+        name
+        for name, path in MODULES.items()
+        if not name.startswith("engine.") and "hookline.engine._torch" in path.read_text(encoding="utf-8")
+    ]
+    assert outside == []
+    within = [
+        f"{name}:{node.lineno} imports {node.module}"
+        for name, path in MODULES.items()
+        if name.startswith("engine._torch.")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("hookline.")
+        and not (node.module or "").startswith(("hookline.engine._torch", "hookline.errors"))
+    ]
+    assert within == []
 
 
 def test_every_module_is_in_a_layer() -> None:

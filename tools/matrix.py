@@ -49,6 +49,7 @@ NEEDED = ("pytest", "hypothesis", "pillow", "matplotlib", "pandas", "xarray")
 """What the tests need besides hookline and torch; accelerate comes without its dependencies, which torch is one of."""
 SMOKE = """
 import json, platform, sys, torch, transformers, hookline
+from hookline.engine import tricks
 model = hookline.load("tinyworld")
 said = model.to_str_tokens(model("When Mary and John went to the store, John gave a drink to")[0, -1].argmax())
 assert said == [" Mary"], said
@@ -61,7 +62,7 @@ answer = sight.to_str_tokens(sight(first_prompts("tinysight")[0], images=[first_
 assert answer == [" red"], f"tinysight sees {answer}: were all its weights loaded?"
 failed = {each.name: each.why for one in (model, sight) for each in one.verify().failed()}
 found = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-print(json.dumps(found | {"failed": failed}))
+print(json.dumps(found | {"failed": failed, "tricks": {name: why for name, why in tricks().items() if why}}))
 """
 
 
@@ -149,8 +150,9 @@ def tried(path: Path, tests: tuple[str, ...], seconds: float) -> Row:
     if smoke.returncode:
         return Row(*installed(python), " ".join(smoke.stderr.split())[-200:])
     found = json.loads(smoke.stdout.splitlines()[-1])
-    points = f"{len(found['failed'])} points failed: {found['failed']}" if found["failed"] else "ok"
-    row = Row(found["python"], found["torch"], found["transformers"], points)
+    problems = [f"{len(found['failed'])} points failed: {found['failed']}"] if found["failed"] else []
+    problems += [f"the trick {name} does not hold: {why}" for name, why in found["tricks"].items()]
+    row = Row(found["python"], found["torch"], found["transformers"], "; ".join(problems) or "ok")
     command = [python, "-m", "pytest", "-m", "not slow", "-p", "no:randomly", "-p", "no:cacheprovider", "-rfEs", *tests]
     log = path.with_name(f"{path.name}.log")
     try:

@@ -82,6 +82,14 @@ def test_failing_points_are_problems(found, monkeypatch) -> None:
     assert [problem for problem in problems if problem.startswith("blocks.1.hook_attn_out: ")]
 
 
+def test_a_trick_that_does_not_hold_is_a_problem(found) -> None:
+    assert set(found.tricks.values()) == {""}
+    broken = replace(found, tricks=found.tricks | {"copy_on_write": "it was removed"})
+    (problem,) = broken.problems()
+    assert "copy_on_write" in problem
+    assert "it was removed" in str(broken)
+
+
 def test_the_environment(monkeypatch) -> None:
     assert package_versions()["python"]
     assert not [name for name in package_versions() if name.endswith("[dev]")]

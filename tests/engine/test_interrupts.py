@@ -17,7 +17,8 @@ from torch import nn
 import hookline
 from hookline.edits import zero
 from hookline.engine import interception, taps
-from hookline.engine.blocks import UndoBlock, _entries, covered, end_all, entered, surely
+from hookline.engine._torch.interrupts import covered, table_entries
+from hookline.engine.blocks import UndoBlock, end_all, entered, surely
 from hookline.engine.modes import GradMode
 from hookline.engine.skipping import Skipping
 from hookline.experiments import patching
@@ -88,8 +89,8 @@ def test_covered_changes_the_entry_alone() -> None:
             undone.clear()
         return n
 
-    before = list(_entries(undo.__code__.co_exceptiontable))
-    after = list(_entries(covered(undo).__code__.co_exceptiontable))
+    before = list(table_entries(undo.__code__.co_exceptiontable))
+    after = list(table_entries(covered(undo).__code__.co_exceptiontable))
     assert before[0][0] > 0
     assert after[0] == (0, before[0][0] + before[0][1], *before[0][2:])
     assert after[1:] == before[1:]

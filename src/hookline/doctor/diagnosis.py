@@ -16,6 +16,7 @@ from hookline.doctor.environment import (
     package_versions,
     precision_settings,
 )
+from hookline.engine import tricks
 from hookline.model import HookedModel
 
 
@@ -28,11 +29,14 @@ class Diagnosis:
     precision: dict[str, str]
     numbers: tuple[DeviceNumbers, ...]
     compiling: dict[str, str]
+    tricks: dict[str, str]
+    """For each of what the engine needs of torch and Python beside what they document: why it does not hold, or ""."""
     model: dict[str, Any]
 
     def problems(self) -> list[str]:
         """Return why results on this machine, or of this model, may be wrong."""
         wrong = [str(comparison) for comparison in self.numbers if comparison.bad_families()]
+        wrong += [f"the trick {name} does not hold: {why}" for name, why in self.tricks.items() if why]
         return wrong + [f"{name}: {why}" for name, why in self.model["failed"].items()]
 
     def to_json(self) -> dict[str, Any]:
@@ -48,6 +52,9 @@ class Diagnosis:
             "settings": [f"{name:<24} {value}" for name, value in self.precision.items()],
             "numbers, against the CPU in float64": list(map(str, self.numbers)),
             "torch.compile": [f"{device:<24} {what}" for device, what in self.compiling.items()],
+            "tricks": [
+                f"{name:<24} {f'does not hold: {why}' if why else 'holds'}" for name, why in self.tricks.items()
+            ],
             "model": [
                 f"{self.model['name']} ({self.model['architecture']}), {self.model['dtype']} on {self.model['device']}",
                 f"attention implementation {self.model['attention']}",
@@ -68,6 +75,7 @@ def diagnose(model: HookedModel) -> Diagnosis:
         precision=precision_settings(),
         numbers=tuple(device_numbers(devices)),
         compiling=compiling(devices),
+        tricks=tricks(),
         model=model_facts(model),
     )
 

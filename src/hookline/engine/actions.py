@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import passes
+from hookline.engine._torch.thread_state import set_grad_enabled
 from hookline.engine.calls import Count, running
 from hookline.engine.checkpointing import keep_for_second_run, recomputing
 from hookline.engine.deferred import Deferred
@@ -334,7 +335,7 @@ class Record(PointAction):
         if not self.is_derived or not torch.is_grad_enabled():
             return self.lens.get(value)
         try:  # outside the model's graph: a checkpoint would miss the tensors saved for it when it recomputes
-            torch._C._set_grad_enabled(False)  # not `torch.no_grad()`, whose exit an interrupt can skip
+            set_grad_enabled(False)  # not `torch.no_grad()`, whose exit an interrupt can skip
             return self.lens.get(value)
         finally:
-            torch._C._set_grad_enabled(True)
+            set_grad_enabled(True)

@@ -7,13 +7,9 @@ relies on the two being one: `self.relu(h)` in place, with its return value igno
 
 from __future__ import annotations
 
-import dis
-import sys
 from collections.abc import Iterator
-from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -21,7 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from hookline.engine.calls import MODULE_CALL, call_arguments, callers, is_call_of
+from hookline.engine._torch.bytecode import DISCARDED, RETURNED, USED, can_read, fates
+from hookline.engine._torch.frames import MODULE_CALL, SEQUENTIAL, TORCH_MODULES, callers, frame_at
+from hookline.engine._torch.version_counters import can_keep_version, keep_version
+from hookline.engine.calls import call_arguments, is_call_of
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.outside import root_of_pass
 from hookline.engine.snapshots import (
@@ -89,10 +88,10 @@ class _Rebase(torch.autograd.Function):
 
 def lead_through(x: Tensor, out: Tensor) -> bool:
     """Route the gradient of the tensor object `x` through `out`. Returns whether torch allows that."""
-    if (x.is_leaf and x.requires_grad) or is_from_outside(x):
+    if not can_keep_version() or (x.is_leaf and x.requires_grad) or is_from_outside(x):
         return False
     try:
-        with torch.autograd._unsafe_preserve_version_counter(x):  # type: ignore[attr-defined]  # the value is the same
+        with keep_version(x):  # the value is the same
             _Rebase.apply(x, out, True)
     except RuntimeError:  # one of several views made at once, as by `chunk`
         return False
@@ -289,9 +288,6 @@ def _viewed_alike(view: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 _HERE = str(Path(__file__).parent)
-_TORCH = nn.modules.module.__file__
-_SEQUENTIAL = nn.Sequential.forward.__code__
-_USED, _DISCARDED, _RETURNED = range(3)
 
 
 def is_discarded(*, in_place: bool = True) -> bool:
@@ -300,61 +296,30 @@ def is_discarded(*, in_place: bool = True) -> bool:
     For a function that returns the same value, as for `nn.Sequential`, it depends on that function's caller. Looking
     into `nn.Sequential` is slow, so it is skipped for a module that does not write in place.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _TORCH:
+    if not can_read():
+        return False
+    frame: FrameType | None = frame_at(1)
+    while frame is not None and frame.f_code.co_filename != TORCH_MODULES:
         frame = frame.f_back
-    fate, root = _RETURNED, None
-    while fate == _RETURNED:
-        while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+    fate, root = RETURNED, None
+    while fate == RETURNED:
+        while frame is not None and frame.f_code.co_filename.startswith((TORCH_MODULES, _HERE)):
             if root is not None and is_call_of(frame, root):
                 return False  # it is the output of the whole model
             frame = frame.f_back
         if frame is None or frame.f_code.co_filename == checkpoint.__file__:
             return False  # a checkpoint that recomputes ignores the output of its region
-        if frame.f_code is not _SEQUENTIAL:
-            fate = _fates(frame.f_code).get(frame.f_lasti, _USED)
+        if frame.f_code is not SEQUENTIAL:
+            fate = fates(frame.f_code).get(frame.f_lasti, USED)
         elif not in_place:
             return False
         else:
             modules = frame.f_locals["self"]._modules  # iterating over the module itself would cost calls
-            fate = _RETURNED if frame.f_locals["module"] is next(reversed(modules.values())) else _USED
+            fate = RETURNED if frame.f_locals["module"] is next(reversed(modules.values())) else USED
         frame = frame.f_back
-        if fate == _RETURNED:
+        if fate == RETURNED:
             root = root_of_pass()
-    if fate != _DISCARDED or recomputing.is_on or root_of_pass() is not None:
-        return fate == _DISCARDED
+    if fate != DISCARDED or recomputing.is_on or root_of_pass() is not None:
+        return fate == DISCARDED
     # Outside a pass, only what a module's own code ignores counts: users call modules just to see them run.
     return any(each.f_code is MODULE_CALL for each in callers(frame))
-
-
-@lru_cache(maxsize=512)
-def _fates(code: CodeType) -> dict[int, int]:
-    """What becomes of the result of each instruction that is not simply used: it is discarded, or returned."""
-    instructions = list(dis.get_instructions(code))
-    reads = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "DELETE_FAST")
-    read = {name for each in instructions if any(op in each.opname for op in reads) for name in _names(each)}
-    read |= set(code.co_cellvars)
-    fates: dict[int, int] = {}
-    for each, after in pairwise(instructions):
-        if after.opname == "POP_TOP" or (after.opname.startswith("STORE_FAST") and _stored(after) not in read):
-            fate = _DISCARDED
-        elif after.opname == "RETURN_VALUE":
-            fate = _RETURNED
-        else:
-            continue
-        # While a call runs, the current instruction of its frame is the call or, for a Python function, its cache.
-        fates |= dict.fromkeys(range(each.offset, after.offset, 2), fate)
-    return fates
-
-
-def _names(instruction: dis.Instruction) -> tuple[Any, ...]:
-    """The variables that an instruction reads; two for one that combines two, of which one may be written."""
-    given = instruction.argval
-    if not isinstance(given, tuple):
-        return (given,)
-    return given[1:] if instruction.opname.startswith("STORE_FAST_LOAD") else given
-
-
-def _stored(instruction: dis.Instruction) -> Any:
-    """The variable that an instruction writes first."""
-    return instruction.argval[0] if isinstance(instruction.argval, tuple) else instruction.argval

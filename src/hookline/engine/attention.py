@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hookline.engine._torch.attention_functions import SOFTMAX, need_attention_functions
 from hookline.engine.aliases import Alias
 from hookline.engine.deferred import Deferred, kept
 from hookline.engine.inner import InnerTap
@@ -28,7 +29,6 @@ from hookline.engine.signatures import parameters_of
 from hookline.engine.taps import Tap
 
 _FUSED = F.scaled_dot_product_attention
-_SOFTMAX = frozenset({torch.softmax, F.softmax, Tensor.softmax, torch._softmax})
 _PRODUCTS: dict[Callable[..., Any], tuple[str, ...]] = {
     torch.matmul: ("input", "other"),
     Tensor.matmul: ("self", "other"),
@@ -42,7 +42,7 @@ _PRODUCTS: dict[Callable[..., Any], tuple[str, ...]] = {
 
 _SPLITS = frozenset({torch.split, Tensor.split})
 _DIFFERENCES = frozenset({torch.sub, Tensor.sub, Tensor.__sub__})
-INTERCEPTED = frozenset({_FUSED, *_SOFTMAX, *_PRODUCTS, *_SPLITS, *_DIFFERENCES})
+INTERCEPTED = frozenset({_FUSED, *SOFTMAX, *_PRODUCTS, *_SPLITS, *_DIFFERENCES})
 """The torch functions with which attention is computed."""
 
 
@@ -177,7 +177,7 @@ class AttentionSteps(FunctionInterceptor):
             return self._split(func, args, kwargs)
         if func in _DIFFERENCES:
             return self._difference(func, args, kwargs)
-        if func in _SOFTMAX and args and self._is_over_keys(*args, **kwargs):
+        if func in SOFTMAX and args and self._is_over_keys(*args, **kwargs):
             return self._softmax(func, args, kwargs)
         if func in _PRODUCTS:
             return self._product(func, args, kwargs)
@@ -454,5 +454,9 @@ class AttentionInterceptor(AttentionSteps, OperatorInterceptor):
 
 class AttentionTap(InnerTap):
     """A tap inside an attention module."""
+
+    def __init__(self, kind: Kind, *, late: bool = False) -> None:
+        need_attention_functions()
+        super().__init__(kind, late=late)
 
     interceptor: ClassVar[type[FunctionInterceptor]] = AttentionInterceptor

@@ -13,49 +13,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FunctionType, TracebackType
-from typing import Any, TypeVar, cast
+from types import TracebackType
+from typing import Any
 
 from torch import nn
 
+from hookline.engine._torch.interrupts import covered
 from hookline.engine.untraced import leave_compiled_code, untraced
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def covered(function: _F) -> _F:
-    """`function`, which begins with a `try`, with that `try` covering its entry too."""
-    code = cast("FunctionType", function).__code__
-    entries = list(_entries(code.co_exceptiontable))
-    start, length, *rest = entries[0]
-    entries[0] = (0, start + length, *rest)
-    table = b"".join(_number(entry[0], first=0x80) + b"".join(map(_number, entry[1:])) for entry in entries)
-    cast("FunctionType", function).__code__ = code.replace(co_exceptiontable=table)
-    return function
-
-
-def _entries(table: bytes) -> Iterator[tuple[int, ...]]:
-    """The rows of an exception table: start, length, target, depth. See CPython's notes on exception handling."""
-    numbers: list[int] = []
-    value = 0
-    for byte in table:
-        value = value << 6 | byte & 0x3F
-        if not byte & 0x40:  # the last byte of a number
-            numbers.append(value)
-            value = 0
-        if len(numbers) == 4:
-            yield tuple(numbers)
-            numbers = []
-
-
-def _number(value: int, *, first: int = 0) -> bytes:
-    digits = [value & 0x3F]
-    while value := value >> 6:
-        digits.append(value & 0x3F | 0x40)
-    digits.reverse()
-    return bytes([digits[0] | first, *digits[1:]])
 
 
 class _Entered:

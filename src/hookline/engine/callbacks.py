@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
+from hookline.engine._torch.bytecode import code_of
 from hookline.errors import HooklineError, InvalidHookError, describe
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def call_style(hook: HookFunction) -> str:
     """How a hook takes the point: "keyword", "position" or "alone". Remembered: reading a signature is slow."""
     if not isinstance(hook, FunctionType):
         return _style(hook)
-    key = (hook.__code__, len(hook.__defaults__ or ()), *(hook.__kwdefaults__ or ()))
+    key = (code_of(hook), len(hook.__defaults__ or ()), *(hook.__kwdefaults__ or ()))
     if key not in _styles:
         _styles[key] = _style(hook)
     return _styles[key]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hookline.engine._torch.frames import MODULE_CALL, callers
 from hookline.engine.blocks import entered
 
 if TYPE_CHECKING:
@@ -166,15 +167,6 @@ class Count:
 
 
 _lock = entered(threading.Lock())
-MODULE_CALL = nn.Module._call_impl.__code__
-
-
-def callers(frame: FrameType | None = None) -> Iterator[FrameType]:
-    """The frames of this thread, innermost first, from `frame` on."""
-    frame = frame or sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def is_call_of(frame: FrameType, module: nn.Module) -> bool:

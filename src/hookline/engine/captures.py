@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from torch import _C, Tensor
+from torch import Tensor
 
+from hookline.engine._torch.thread_state import is_autocast_on
 from hookline.engine.actions import Record
 from hookline.engine.calls import stashed
 from hookline.engine.deferred import Deferred
@@ -151,7 +152,7 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
                 x = value if is_first and type(value) is Tensor else lens.get(value)
             except NoTensorError:
                 return missed() if recorder.skips_missing else one_by_one(value)
-            if is_one or not _C._is_any_autocast_enabled():  # what is computed under autocast is computed now
+            if is_one or not is_autocast_on():  # what is computed under autocast is computed now
                 tensor, is_new = (x.detach(), False) if x.requires_grad else (x, is_new and x is value)
                 same = shared(tensor, is_for_reading=True, is_new=is_new)
             if same is None:

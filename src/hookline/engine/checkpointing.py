@@ -8,26 +8,27 @@ region exists, the run stays attached to its modules, and acts only when that re
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import checkpoint
 
-from hookline.engine.calls import callers, stashed
+from hookline.engine._torch.checkpoint_regions import (
+    FIRST_RUN,
+    RECOMPUTATION,
+    REENTRANT_FIRST_RUN,
+    hooks_on_saved_tensors,
+    need_regions,
+    pop_hooks_on_saved_tensors,
+    push_hooks_on_saved_tensors,
+    regions_in_first_run,
+    regions_in_second_run,
+)
+from hookline.engine._torch.frames import callers
+from hookline.engine.calls import stashed
 
 if TYPE_CHECKING:
     from hookline.engine.actions import PointAction
     from hookline.engine.runs import Run
-
-# torch has two kinds of checkpoint. One builds the graph at once and recomputes when a saved tensor is unpacked; its
-# region is known by an object that lives in a generator of torch's `checkpoint`. The other ("reentrant") is an autograd
-# function without a graph inside; its region is known by that function's context.
-_FIRST_RUN = "_checkpoint_hook.__init__.<locals>.pack_hook"
-_SECOND_RUN = "_checkpoint_hook.__init__.<locals>.unpack_hook"
-_RECOMPUTATION = "_recomputation_hook.__init__.<locals>.pack_hook"
-_REENTRANT_FIRST_RUN = checkpoint.CheckpointFunction.forward.__code__
-_REENTRANT_SECOND_RUN = checkpoint.CheckpointFunction.backward.__code__
 
 
 class _Recomputing(threading.local):
@@ -54,10 +55,13 @@ class Lease:
 
 def is_first_run() -> bool:
     """Whether the current code will run again. Only valid in a forward pass that began with gradients enabled."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    if hooks is not None and getattr(hooks[0], "__qualname__", "") == _FIRST_RUN:
+    hooks = hooks_on_saved_tensors()
+    if hooks is None and torch.is_grad_enabled():
+        return False
+    need_regions()
+    if hooks is not None and getattr(hooks[0], "__qualname__", "") == FIRST_RUN:
         return True
-    return not torch.is_grad_enabled() and any(frame.f_code is _REENTRANT_FIRST_RUN for frame in callers())
+    return not torch.is_grad_enabled() and any(frame.f_code is REENTRANT_FIRST_RUN for frame in callers())
 
 
 def leave_regions() -> list[tuple[Any, Any]]:
@@ -67,10 +71,11 @@ def leave_regions() -> list[tuple[Any, Any]]:
     with a graph; what hooks compute is kept as outside a region.
     """
     left: list[tuple[Any, Any]] = []
-    while (hooks := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
-        if getattr(hooks[0], "__qualname__", "") not in (_FIRST_RUN, _RECOMPUTATION):
+    while (hooks := hooks_on_saved_tensors()) is not None:
+        need_regions()
+        if getattr(hooks[0], "__qualname__", "") not in (FIRST_RUN, RECOMPUTATION):
             break
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        pop_hooks_on_saved_tensors()
         left.append(hooks)
     return left
 
@@ -78,7 +83,7 @@ def leave_regions() -> list[tuple[Any, Any]]:
 def enter_again(left: list[tuple[Any, Any]]) -> None:
     """Undo `leave_regions`."""
     while left:
-        torch._C._autograd._push_saved_tensors_default_hooks(*left.pop())
+        push_hooks_on_saved_tensors(*left.pop())
 
 
 class _TapLease:
@@ -99,7 +104,7 @@ def keep_for_second_run(action: PointAction, forward_pass: Any) -> None:
     """
     if not is_first_run():
         return
-    for region, args in _regions_in_first_run():
+    for region, args in regions_in_first_run():
         region.__dict__["_hookline_pass"] = forward_pass
         given = region.__dict__.setdefault("_hookline_given", {})
         given |= {site: index for site, x in stashed.saved.items() for index, arg in enumerate(args) if arg is x}
@@ -112,7 +117,7 @@ def keep_for_second_run(action: PointAction, forward_pass: Any) -> None:
 
 def runs_in_second_run() -> list[Run] | None:
     """The runs that acted in the regions that are recomputing; None if none is recomputing."""
-    regions = list(_regions_in_second_run())
+    regions = list(regions_in_second_run())
     if not regions:
         return None
     leases = [lease for region, _ in regions for lease in region.__dict__.get("_hookline_acted", {}).values()]
@@ -121,12 +126,12 @@ def runs_in_second_run() -> list[Run] | None:
 
 def acted_in_first_run() -> list[PointAction]:
     """The actions that acted in the regions that are recomputing, when these ran first."""
-    return [each for region, _ in _regions_in_second_run() for each in region.__dict__.get("_hookline_acted", ())]
+    return [each for region, _ in regions_in_second_run() for each in region.__dict__.get("_hookline_acted", ())]
 
 
 def pass_in_second_run() -> Any:
     """The forward pass in which the region that is recomputing ran first."""
-    return next((region.__dict__.get("_hookline_pass") for region, _ in _regions_in_second_run()), None)
+    return next((region.__dict__.get("_hookline_pass") for region, _ in regions_in_second_run()), None)
 
 
 def stash_again() -> None:
@@ -134,29 +139,6 @@ def stash_again() -> None:
 
     The events at which they were saved need not be inside: transformers 5.23 checkpoints a layer without its hooks.
     """
-    for region, args in reversed(list(_regions_in_second_run())):  # the innermost last: its arguments are the latest
+    for region, args in reversed(list(regions_in_second_run())):  # the innermost last: its arguments are the latest
         for site, index in region.__dict__.get("_hookline_given", {}).items():
             stashed.saved[site], stashed.memo[site] = args[index], {}
-
-
-def _regions_in_first_run() -> Iterator[tuple[Any, Sequence[Any]]]:
-    """The regions that the current code is in, the innermost first, and their arguments."""
-    for frame in callers():
-        if frame.f_code is _REENTRANT_FIRST_RUN:
-            yield frame.f_locals["ctx"], frame.f_locals["args"]
-        elif frame.f_code.co_filename == checkpoint.__file__ and "gen" in frame.f_locals:
-            generator = frame.f_locals["gen"]
-            if generator.gi_frame is not None and "new_frame" in generator.gi_frame.f_locals:
-                yield generator.gi_frame.f_locals["new_frame"], frame.f_locals["args"]
-
-
-def _regions_in_second_run() -> Iterator[tuple[Any, Sequence[Any]]]:
-    """The regions that are recomputing, the innermost first, and the arguments that they have this time."""
-    args: Sequence[Any] = ()
-    for frame in callers():
-        if frame.f_code is _REENTRANT_SECOND_RUN:
-            yield frame.f_locals["ctx"], frame.f_locals["detached_inputs"]
-        elif frame.f_code.co_filename == checkpoint.__file__ and frame.f_code.co_name == "recompute_fn":
-            args = frame.f_locals["args"]
-        elif frame.f_code.co_filename == checkpoint.__file__ and frame.f_code.co_qualname == _SECOND_RUN:
-            yield frame.f_locals["frame"], args

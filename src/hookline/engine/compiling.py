@@ -7,14 +7,20 @@ nothing, and keeps the compiled graphs for the next run without hooks.
 
 from __future__ import annotations
 
-import sys
 import threading
-from functools import cache
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
+from hookline.engine._torch.stance import (
+    compiler,
+    compiler_lock,
+    forget_graphs,
+    install,
+    need_stance,
+    stance_class,
+    stance_in,
+)
 from hookline.engine.blocks import UndoBlock, entered
 from hookline.engine.untraced import users as _users
 
@@ -82,7 +88,7 @@ def tracing_lock() -> Any:
     """
     global _tracing
     if _tracing is None:
-        lock = getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
+        lock = compiler_lock()
         _tracing = None if lock is None else entered(lock)
     return _no_tracing if _tracing is None else _tracing
 
@@ -109,7 +115,7 @@ def why_no_graphs() -> str | None:
     frames = _frames or _imported()
     if frames is None:
         return None
-    stance = frames._stance
+    stance = stance_in(frames)
     stance = getattr(stance, "before", stance)
     if stance.stance != "default":
         return f'torch.compiler.set_stance("{stance.stance}") is on'
@@ -149,13 +155,14 @@ def _settle() -> None:
         _is_blind = bool(_users)
         return
     if _is_blind:  # it was imported while hooks were attached, and may have compiled them
-        sys.modules["torch._dynamo"].reset()
+        forget_graphs()
         _is_blind = False
-    stance = frames._stance
+    stance = stance_in(frames)
     if _users:
         if _ours is None:
+            need_stance()
             if _last is None or _last.before is not stance:
-                _last = _stance_class(type(stance))(stance)  # type: ignore[arg-type]
+                _last = stance_class(type(stance), _wants_eager)(stance)  # type: ignore[arg-type]
             _ours = _last
         new = _ours if stance is _ours.before else stance
     elif _ours is None or (_ours.eager and _ours.is_needed()):
@@ -163,65 +170,18 @@ def _settle() -> None:
     else:
         new = _ours.before if stance is _ours else stance
     if new is not stance:
-        if get_eval_frame_callback() in (None, False):
-            frames._stance = new  # as the compiler's own function, which imports something at every call
-        else:
-            frames._set_stance(new)  # which raises
+        install(frames, new)
     if not _users:
         _ours = None
 
 
 def _imported() -> Any:
-    """The part of the compiler that has its stance; None if nobody has imported the compiler.
-
-    Importing it takes a second, and nothing is compiled before that: never import it here. Another thread may be
-    importing it at this moment.
-    """
+    """The part of the compiler that has its stance; None if nobody has imported the compiler."""
     global _frames
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None and not getattr(dynamo.__spec__, "_initializing", False):
-        _frames = dynamo.eval_frame
+    _frames = compiler()
     return _frames
 
 
-@cache
-def _stance_class(base: type[Any]) -> type[Any]:
-    """The class of a stance that is "force_eager" while there are users, and otherwise the previous one.
-
-    The compiler asks for its stance several times in one call, and fails if the answers differ: a call of another
-    thread that began under one stance must not see the other before it ends.
-    """
-
-    class Stance(base):  # type: ignore[misc]
-        def __init__(self, before: Any) -> None:
-            self.before = before
-            self.eager: set[int] = set()  # the threads whose last call began while there were users
-
-        def is_needed(self) -> bool:
-            """Whether a call of another thread that began under it may still be running."""
-            self.eager &= sys._current_frames().keys() - {threading.get_ident()}
-            return bool(self.eager)
-
-        @property
-        def stance(self) -> Any:
-            thread = threading.get_ident()
-            if _begins_a_call(sys._getframe(1)):
-                is_eager = bool(_users) and not _here.has_hooks_in_graph
-                (self.eager.add if is_eager else self.eager.discard)(thread)
-            return "force_eager" if thread in self.eager else self.before.stance
-
-        @property
-        def skip_guard_eval_unsafe(self) -> bool:
-            return bool(self.before.skip_guard_eval_unsafe)
-
-        @property
-        def backend(self) -> Any:
-            return self.before.backend
-
-    return Stance
-
-
-def _begins_a_call(frame: Any) -> bool:
-    """Whether the compiler asks for the first time in a call of compiled code."""
-    code = frame.f_code
-    return code.co_name == "_callback_from_stance" and frame.f_lineno == code.co_firstlineno + 1
+def _wants_eager() -> bool:
+    """Whether a call of compiled code that begins in this thread is to run uncompiled."""
+    return bool(_users) and not _here.has_hooks_in_graph

@@ -13,10 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hookline.engine import operators
+from hookline.engine._torch.thread_state import (
+    inference_mode,
+    is_autocast_on,
+    no_autocast,
+    no_dispatch_modes,
+    no_function_modes,
+    no_transforms,
+)
 from hookline.engine.blocks import entered
 from hookline.engine.modes import GradMode
 from hookline.engine.snapshots import own, shared
@@ -35,7 +41,7 @@ class Deferred:
     def compute(self) -> Tensor:
         """Return a new tensor, or one that shares memory with nothing that can be written to."""
         sources = self.sources()
-        with _as_in_run(), torch._C._InferenceMode(sources[0].is_inference()), GradMode(False):
+        with _as_in_run(), inference_mode(sources[0].is_inference()), GradMode(False):
             x = self._result()
             memory = x.untyped_storage()
             is_new = all(memory is not each.untyped_storage() for each in sources)
@@ -88,10 +94,10 @@ def _as_in_run() -> Iterator[None]:
     that a run looks into."""
     with (
         operators.kernels_off(),
-        torch._C.DisableTorchFunction(),
-        torch._C._DisableAutocast(),
-        _disable_current_modes(),
-        temporarily_clear_interpreter_stack(),
+        no_function_modes(),
+        no_autocast(),
+        no_dispatch_modes(),
+        no_transforms(),
     ):
         yield
 
@@ -101,7 +107,7 @@ def kept(x: Tensor) -> Tensor | None:
 
     None also under autocast, which changes what functions return and is over when the activation is read.
     """
-    if torch._C._is_any_autocast_enabled():
+    if is_autocast_on():
         return None
     return shared(x.detach() if x.requires_grad else x, is_for_reading=True)
 

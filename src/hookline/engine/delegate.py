@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
+from hookline.engine._torch.stance import WRAPPED
 from hookline.errors import HooklineError
 
 
@@ -120,8 +121,8 @@ def original(module: nn.Module) -> nn.Module:
     """The module itself, without the wrapper that `torch.compile` or `hookline.hook` puts around it."""
     if isinstance(module, Delegate):
         return original(module.module)
-    if "_orig_mod" in module._modules:
-        return original(module._modules["_orig_mod"])  # type: ignore[arg-type]
+    if WRAPPED in module._modules:
+        return original(module._modules[WRAPPED])  # type: ignore[arg-type]
     return module
 
 

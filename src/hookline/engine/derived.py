@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._torch import compiled_calls
+from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before
 from hookline.engine.actions import Action, PointAction
 from hookline.engine.aliases import copy_of, give_back, noted_sent
 from hookline.engine.calls import call_arguments, stashed
@@ -360,7 +362,7 @@ def only_reads_input(module: nn.Module) -> bool:
     """Whether a module certainly neither writes to its input nor returns it: nobody has hooked or wrapped it."""
     own = module.__dict__
     return type(module) in _READS_INPUT and not (
-        own["_forward_pre_hooks"] or own["_forward_hooks"] or "forward" in own or own.get("_compiled_call_impl")
+        hooks_before(module) or hooks_after(module) or "forward" in own or own.get(compiled_calls.ATTRIBUTE)
     )
 
 

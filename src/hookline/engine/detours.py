@@ -7,23 +7,24 @@ hooks. Modules are skipped that way (`skipping.py`), and recorded at a lower cos
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from types import CodeType
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch import _C, nn
+from torch import nn
 
+from hookline.engine._torch import compiled_calls
+from hookline.engine._torch.bytecode import code_or_none
+from hookline.engine._torch.compiled_calls import call_with_hooks, can_detour, looks_for_hooks, takes_detours
+from hookline.engine._torch.frames import frame_at
+from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine.schedule import Way, active
 from hookline.engine.taps import lock, tell_other_threads
 
 _is_traced, _is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
-_graph_task = _C._current_graph_task_id
-PLACE = "_compiled_call_impl"
+PLACE = compiled_calls.ATTRIBUTE
 """The attribute that torch calls instead of a module and its hooks, if it is not None."""
 
 
@@ -75,26 +76,26 @@ class Detour:
         if _is_traced() or _is_exporting():
             return self.go_on(*args, **kwargs)  # another thread leads the calls while this one compiles the module
         runs = active.get()
-        if runs is self.alone and not here.skipped and _graph_task() == -1:  # nearly always
+        if runs is self.alone and not here.skipped and current_graph_task() == -1:  # nearly always
             return self.way(args, kwargs)
         way = here.skipped.get(self.module) if here.skipped else None
         if way is not None:
             return way(args, kwargs)
         for run in runs:
             if run.is_open and (way := run.ways.get(self.module)) is not None:
-                if len(runs) == 1 and _graph_task() == -1:
+                if len(runs) == 1 and current_graph_task() == -1:
                     return way(args, kwargs)
                 return run.with_hooks(self.module, args, kwargs)
         tell_other_threads(self.users, self.module)
-        called: Any = sys._getframe(1).f_locals.get("self")
+        called: Any = frame_at(1).f_locals.get("self")
         if called is not self.module and self.own is None and getattr(called, PLACE, None) is self:
-            return called._call_impl(*args, **kwargs)  # a replica, which has the attributes of the module
+            return call_with_hooks(called)(*args, **kwargs)  # a replica, which has the attributes of the module
         return self.go_on(*args, **kwargs)
 
     @property
     def go_on(self) -> Callable[..., Any]:
         """The module's own call, with its hooks."""
-        return self.own or self.module._call_impl
+        return self.own or call_with_hooks(self.module)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy of the module has no detour."""
@@ -120,12 +121,7 @@ def detour_of(module: nn.Module) -> Detour:
 
 def leads(module: nn.Module) -> bool:
     """Whether every call of the module that fires its hooks takes its detour."""
-    return all(map(_leads, _defined(module, "__call__")))
-
-
-def _leads(call: Any) -> bool:
-    names = getattr(getattr(call, "__code__", None), "co_names", ())
-    return call is nn.Module._wrapped_call_impl or ("__call__" in names and "_call_impl" not in names)
+    return can_detour() and all(map(takes_detours, _defined(module, "__call__")))
 
 
 def called_if_hooked(root: nn.Module) -> set[nn.Module]:
@@ -136,7 +132,7 @@ def called_if_hooked(root: nn.Module) -> set[nn.Module]:
     parents = [
         module
         for module in root.modules()
-        if any(_looks_for_hooks(getattr(each, "__code__", None)) for each in _defined(module, "forward"))
+        if any(looks_for_hooks(code_or_none(each)) for each in _defined(module, "forward"))
     ]
     return {module for parent in parents for module in parent.modules() if module is not parent}
 
@@ -144,12 +140,3 @@ def called_if_hooked(root: nn.Module) -> set[nn.Module]:
 def _defined(module: nn.Module, name: str) -> list[Any]:
     """What the classes of a module define as `name`."""
     return [vars(each)[name] for each in type(module).__mro__ if name in vars(each)]
-
-
-@lru_cache(maxsize=512)
-def _looks_for_hooks(code: Any) -> bool:
-    """Whether a function, or one inside it, mentions the attribute in which torch keeps hooks, or torch's own call."""
-    if not isinstance(code, CodeType):
-        return False
-    is_found = any(name in (*code.co_names, *code.co_consts) for name in ("_forward_hooks", "_call_impl"))
-    return is_found or any(map(_looks_for_hooks, code.co_consts))

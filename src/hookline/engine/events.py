@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import _StopRecomputationError
 
 from hookline.engine import checkpointing, compiling, failures, interception
+from hookline.engine._torch.checkpoint_regions import StopRecomputation
+from hookline.engine._torch.graph_tasks import current_graph_task
+from hookline.engine._torch.refcounts import can_count, references
 from hookline.engine.aliases import is_discarded
 from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
@@ -69,7 +70,7 @@ class Listener:
         """Pass a value through the steps of the runs that listen here in this thread, and return the outcome."""
         runs = active.get()
         here: Sequence[Schedule]
-        if len(runs) == 1 and not self.permanent and torch._C._current_graph_task_id() == -1:  # nearly always
+        if len(runs) == 1 and not self.permanent and current_graph_task() == -1:  # nearly always
             here, is_replay = runs if self in runs[0].steps and runs[0].is_open else (), False
         else:
             here, is_replay = self.schedules()
@@ -91,7 +92,7 @@ class Listener:
 
     def schedules(self: Any) -> tuple[list[Schedule], bool]:
         """The runs that act here at this moment, and whether a checkpointed region is recomputing."""
-        is_in_backward = torch._C._current_graph_task_id() != -1
+        is_in_backward = current_graph_task() != -1
         again = checkpointing.runs_in_second_run() if is_in_backward else None
         runs: Sequence[Schedule] = again if again is not None else active.get()
         here = [run for run in runs if self in run.steps and (run.is_open or again is not None)]
@@ -102,7 +103,7 @@ class Listener:
 
     def actions(self: Any, schedules: Sequence[Schedule] | None = None) -> list[Action]:
         """The actions of these schedules, or of those that act at this moment, that wait here."""
-        is_now = schedules is None and not self.permanent and torch._C._current_graph_task_id() == -1
+        is_now = schedules is None and not self.permanent and current_graph_task() == -1
         if is_now and len(runs := active.get()) == 1 and runs[0].is_open:  # nearly always
             return runs[0].actions_at.get(self, [])
         some = self.schedules()[0] if schedules is None else schedules
@@ -136,7 +137,7 @@ def edit(action: Edit, value: Any) -> Any:
         # Counted against an object that only this frame has: how Python counts depends on its version, and on whether
         # a compiler is active in the process.
         alone = object()
-        is_kept = getrefcount(given) > getrefcount(alone)
+        is_kept = not can_count() or references(given) > references(alone)
         new = action.view.put(value, action.fitted_loan(given, x, is_kept=is_kept))
     else:
         new = action.view.put(value, action.fitted_result(result, x, given))
@@ -160,7 +161,7 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
         if stashed.saved:  # the hook may run the model, which saves other values at the same sites
             stashed.saved, stashed.memo = stashed.saved.copy(), stashed.memo.copy()
         return action.invoke(given, action.point)
-    except _StopRecomputationError:  # not a failure: torch has recomputed all that it needs
+    except StopRecomputation:  # not a failure: torch has recomputed all that it needs
         raise
     except Exception as error:  # not swallowed: every error of a hook reaches the caller
         if action.point.permanent.raises_own and action.on_error != "skip":

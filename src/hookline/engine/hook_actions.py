@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.engine import passes
+from hookline.engine._torch.hooks_on_modules import hooks_on_gradients
 from hookline.engine.actions import PointAction
 from hookline.engine.aliases import copy_of, is_passed_through, write_through
 from hookline.engine.callbacks import Caller, OnError, called_in_style, caller
@@ -164,7 +165,7 @@ class Edit(HookAction):
             # Where each process has a part, all must put it back or none: gradients are collected there. Only one of
             # them may have kept what it was given.
             return True
-        if given.retains_grad or given._backward_hooks:
+        if given.retains_grad or hooks_on_gradients(given):
             return True
         # Passing it on must not separate the model's tensors from each other, except at a placed point, which is for
         # this and always returns its argument.

@@ -15,10 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from torch import _C, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, has_torch_function
+from torch import nn
+from torch.overrides import TorchFunctionMode, has_torch_function
 
 from hookline.engine import operators
+from hookline.engine._torch.dispatch_keys import can_dispatch
+from hookline.engine._torch.mode_stacks import (
+    count_function_modes,
+    function_mode_at,
+    function_modes,
+    pop_function_mode,
+    push_function_mode,
+)
 from hookline.engine.modes import remove_ended
 
 if TYPE_CHECKING:
@@ -118,7 +126,7 @@ class ModeInterceptor(FunctionInterceptor, TorchFunctionMode):
         """
         super().mute(more)
         if self.muted and not self.is_over:
-            above = takewhile(lambda mode: mode is not self, reversed(_get_current_function_mode_stack()))
+            above = takewhile(lambda mode: mode is not self, reversed(function_modes()))
             if all(isinstance(mode, ModeInterceptor) for mode in above):
                 self.is_over = True
                 remove_ended()
@@ -132,7 +140,7 @@ class ModeInterceptor(FunctionInterceptor, TorchFunctionMode):
         # the traceback is freed. It must do nothing then.
         self.is_over, self.muted = True, 1
         if self._is_on_top():
-            _C._pop_torch_function_stack()
+            pop_function_mode()
         else:
             remove_ended()
 
@@ -140,21 +148,21 @@ class ModeInterceptor(FunctionInterceptor, TorchFunctionMode):
         """Take the mode off the stack for this call."""
         if not self._is_on_top():
             return function(*args, **kwargs)  # in a nested hook, or under another mode
-        mode = _C._pop_torch_function_stack()
+        mode = pop_function_mode()
         try:
             return function(*args, **kwargs)
         finally:
-            _C._push_on_torch_function_stack(mode)
+            push_function_mode(mode)
 
     def has_other(self) -> bool:
         """Whether another mode is for the same module, or for functions."""
-        others = [mode for mode in _get_current_function_mode_stack() if mode is not self]
+        others = [mode for mode in function_modes() if mode is not self]
         return any(getattr(mode, "module", None) is self.module or _is_of_others(mode) for mode in others)
 
     def _is_on_top(self) -> bool:
         """Whether torch would call it first."""
-        depth = _C._len_torch_function_stack()
-        return depth > 0 and _C._get_function_stack_at(depth - 1) is self
+        depth = count_function_modes()
+        return depth > 0 and function_mode_at(depth - 1) is self
 
 
 class OperatorInterceptor(FunctionInterceptor):
@@ -171,7 +179,8 @@ class OperatorInterceptor(FunctionInterceptor):
     @classmethod
     def for_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MakeInterceptor:
         """What makes the interceptor of a call of a module with these arguments."""
-        return cls.by_mode if has_torch_function((*args, *kwargs.values())) else cls
+        is_seen = can_dispatch() and not has_torch_function((*args, *kwargs.values()))
+        return cls if is_seen else cls.by_mode
 
     def operator(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called instead of `func`, the torch function of the operator."""
@@ -193,7 +202,7 @@ class OperatorInterceptor(FunctionInterceptor):
         """Whether its own calls reach an interceptor of the same module, or a mode for functions."""
         if self.outer is not None and self.outer.module is self.module:
             return True
-        return _C._len_torch_function_stack() > 0 and any(map(_is_of_others, _get_current_function_mode_stack()))
+        return count_function_modes() > 0 and any(map(_is_of_others, function_modes()))
 
 
 def _is_of_others(mode: Any) -> bool:

@@ -10,12 +10,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from functools import cache
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from hookline.engine._torch.bytecode import code_of, code_or_none
 from hookline.engine.signatures import parameters_of
 from hookline.errors import HooklineError
 
@@ -115,16 +116,16 @@ def _names_of_class(kind: type) -> Iterator[str]:
 def _names_in_callees(function: Callable[..., Any]) -> Iterator[str]:
     """The names in functions of the same file that it calls with any keyword, such as attention functions."""
     inner: Any = inspect.unwrap(function)
-    for name in inner.__code__.co_names:
+    for name in code_of(inner).co_names:
         callee = inner.__globals__.get(name)
-        if isinstance(callee, FunctionType) and callee.__code__.co_flags & inspect.CO_VARKEYWORDS:
+        if isinstance(callee, FunctionType) and code_of(callee).co_flags & inspect.CO_VARKEYWORDS:
             yield from _names_of(callee)
 
 
 def _names_of(function: Any) -> Iterator[str]:
     """The parameters of a function, and the names that it may look up in its keywords: `kwargs.get("name")`."""
     while function is not None:
-        code: CodeType | None = getattr(function, "__code__", None)
+        code = code_or_none(function)
         if code is not None:
             yield from code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             yield from (each for each in code.co_consts if isinstance(each, str) and each.isidentifier())

@@ -9,10 +9,18 @@ from contextlib import ContextDecorator
 from typing import Any, Self
 
 import torch
-from torch import overrides
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from hookline.engine._torch.mode_stacks import (
+    TorchDispatchMode,
+    TorchFunctionMode,
+    dispatch_modes,
+    function_modes,
+    pop_dispatch_mode,
+    pop_function_mode,
+    push_dispatch_mode,
+    push_function_mode,
+)
+from hookline.engine._torch.thread_state import set_grad_enabled
 from hookline.engine.blocks import UndoBlock
 
 
@@ -27,9 +35,9 @@ class Modes(UndoBlock):
         for mode in self._modes:
             mode.is_over = False
             if isinstance(mode, TorchDispatchMode):
-                torch._C._push_on_torch_dispatch_stack(mode)
+                push_dispatch_mode(mode)
             else:
-                overrides._push_mode(mode)
+                push_function_mode(mode)
 
     def close(self) -> None:
         """Remove them."""
@@ -41,18 +49,18 @@ class Modes(UndoBlock):
 def remove_ended() -> None:
     """Remove modes that are over from torch's stacks, wherever an interrupt may have left them."""
     above: list[Any] = []
-    while any(map(_is_over, overrides._get_current_function_mode_stack())):
-        top = overrides._pop_mode()
+    while any(map(_is_over, function_modes())):
+        top = pop_function_mode()
         if not _is_over(top):
             above.append(top)
     while above:
-        overrides._push_mode(above.pop())
-    while any(map(_is_over, _get_current_dispatch_mode_stack())):
-        top = torch._C._pop_torch_dispatch_stack(None)
+        push_function_mode(above.pop())
+    while any(map(_is_over, dispatch_modes())):
+        top = pop_dispatch_mode()
         if not _is_over(top):
             above.append(top)
     while above:
-        torch._C._push_on_torch_dispatch_stack(above.pop())
+        push_dispatch_mode(above.pop())
 
 
 def _is_over(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
@@ -71,8 +79,8 @@ class GradMode(ContextDecorator, UndoBlock):
 
     def open(self) -> None:
         """Set the gradient mode."""
-        torch._C._set_grad_enabled(self._wanted)
+        set_grad_enabled(self._wanted)
 
     def close(self) -> None:
         """Restore the gradient mode."""
-        torch._C._set_grad_enabled(self._before)
+        set_grad_enabled(self._before)

@@ -14,21 +14,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import _C, Tensor, _ops
+from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 from torch.nn import functional as F
+
+from hookline.engine._torch.attention_functions import softmax_kernel
+from hookline.engine._torch.dispatch_keys import (
+    KEY,
+    KEY_NAME,
+    higher_order_operators,
+    is_below_autograd,
+    is_key_set,
+    set_key,
+)
+from hookline.engine._torch.graph_tasks import current_graph_task
 
 if TYPE_CHECKING:
     from hookline.engine.interception import OperatorInterceptor
 
-_NAME = "TESTING_ONLY_GenericMode"  # the one key for any kind of use, before autograd and autocast
-_KEY = _C._dispatch_key_parse(_NAME)
-_set_key = _C._dispatch_tls_set_dispatch_key_included
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": F.scaled_dot_product_attention,
     "softmax.int": torch.softmax,
-    "_softmax": torch._softmax,
+    "_softmax": softmax_kernel,
     "matmul": torch.matmul,
     "bmm": torch.bmm,
     "baddbmm": torch.baddbmm,
@@ -70,7 +77,7 @@ def remove(interceptor: OperatorInterceptor) -> None:
 
 def _call(interceptor: OperatorInterceptor | None) -> None:
     _here.current = interceptor
-    _set_key(_KEY, interceptor is not None)
+    set_key(KEY, interceptor is not None)
 
 
 def _place() -> tuple[int, bool]:
@@ -78,13 +85,12 @@ def _place() -> tuple[int, bool]:
 
     Such a kernel runs without autograd. In inference mode everything does.
     """
-    is_below = _C._dispatch_tls_is_dispatch_key_excluded(_C.DispatchKey.AutogradOther)
-    return _C._current_graph_task_id(), is_below and not torch.is_inference_mode_enabled()
+    return current_graph_task(), is_below_autograd() and not torch.is_inference_mode_enabled()
 
 
 def is_off() -> bool:
     """Whether no operator of this thread is intercepted."""
-    return not _C._dispatch_tls_is_dispatch_key_included(_KEY)
+    return not is_key_set(KEY)
 
 
 def without_kernels(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,7 +122,7 @@ def _kernel(func: Callable[..., Any], *, is_list: bool) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         interceptor = _here.current
         if interceptor is None:  # a thread that torch started, or an interrupt left the key set
-            _set_key(_KEY, False)
+            set_key(KEY, False)
             return func(*args, **kwargs)
         _call(interceptor.outer)
         try:
@@ -138,16 +144,16 @@ _lock = threading.Lock()
 
 def _register() -> None:
     """Register the kernels, once; higher-order operators (flex attention) may be added at any time."""
-    if _here.libraries and len(_here.opened) == len(_ops._higher_order_ops):
+    if _here.libraries and len(_here.opened) == len(higher_order_operators):
         return
     with _lock:
-        for name, each in [*_ops._higher_order_ops.items()]:
+        for name, each in [*higher_order_operators.items()]:
             if name not in _here.opened:
-                each.py_impl(_KEY)(_whole_kernel(each))
+                each.py_impl(KEY)(_whole_kernel(each))
                 _here.opened.add(name)
         if _here.libraries:
             return
-        others, own = Library("_", "IMPL", _NAME), Library("aten", "IMPL", _NAME)
+        others, own = Library("_", "IMPL", KEY_NAME), Library("aten", "IMPL", KEY_NAME)
         others.fallback(fallthrough_kernel)
         for name, func in FUNCTIONS.items():
             own.impl(name, _kernel(func, is_list=name.startswith("split")))

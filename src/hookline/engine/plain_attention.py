@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from hookline.engine._torch.attention_functions import OPENED, WHOLE
 from hookline.engine.attention import INTERCEPTED, SEVERAL, AttentionSteps, AttentionTap
 from hookline.engine.interception import ModeInterceptor, NoInterceptor
 from hookline.engine.order import Kind
@@ -29,14 +28,8 @@ NAMES = {"q": Kind.QUERY, "k": Kind.KEY, "scores": Kind.SCORES, "pattern": Kind.
 """The last part of the name of a point inside attention: `encoder.0.attn.pattern`."""
 
 _HEADS = ("num_heads", "heads", "n_heads", "num_attention_heads", "n_head", "nhead")
-_SOFTMAX = frozenset({torch.softmax, F.softmax, Tensor.softmax, torch._softmax})
 _PRODUCTS = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm})
 _EINSUM = torch.functional.einsum
-_WHOLE = F.multi_head_attention_forward
-_OPENED = FunctionType(
-    _WHOLE.__code__, {**vars(F), "has_torch_function": lambda _tensors: False}, _WHOLE.__name__, _WHOLE.__defaults__
-)
-"""Torch's function, except that it does not pass itself on to interceptors: the functions that it calls reach them."""
 
 _NESTED = (
     "the module is called with a nested tensor, for which torch computes attention in one step (nn.TransformerEncoder "
@@ -112,9 +105,9 @@ class PlainAttentionInterceptor(AttentionSteps, ModeInterceptor):
         kwargs = kwargs or {}
         if self.muted:
             return func(*args, **kwargs)
-        if func is _WHOLE:
+        if func is WHOLE:
             with self:
-                return _OPENED(*args, **kwargs)
+                return OPENED(*args, **kwargs)
         if func in _PRODUCTS or func is _EINSUM:
             if self.has_pattern:
                 self.has_pattern = self.seen_qk = False

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hookline.engine._torch.fake_tensors import FakeTensorMode, need_fake_tensors
+from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before, hooks_on_gradients
 from hookline.engine.actions import Record
 from hookline.engine.modes import GradMode
 from hookline.engine.names import Points
@@ -145,11 +146,12 @@ def _run_empty(
 
 def empty_copy(root: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Return a copy of the modules without data and without hooks, but for those by which the model reads outputs."""
+    need_fake_tensors()
     memo: dict[int, Any] = {}
     for tensor in (*root.parameters(), *root.buffers()):
         memo[id(tensor)] = mode.from_tensor(tensor) if not tensor.is_meta else _on_cpu(tensor, mode)
     for module in root.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+        for hooks in (hooks_after(module), hooks_before(module), hooks_on_gradients(module)):
             memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if captures_outputs(hook))
     return copy.deepcopy(root, memo)
 

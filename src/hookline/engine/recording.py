@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_forward_hooks as _after_all
-from torch.nn.modules.module import _global_forward_pre_hooks as _before_all
-from torch.nn.modules.module import _has_any_global_hook
-from torch.utils.hooks import RemovableHandle
 
 from hookline.engine import compiling
+from hookline.engine._torch.compiled_calls import call_with_hooks
+from hookline.engine._torch.hooks_on_modules import (
+    after_all,
+    before_all,
+    has_hooks_on_all,
+    hooks_after,
+    hooks_before,
+    next_number,
+)
+from hookline.engine._torch.refcounts import references
 from hookline.engine.actions import Record
 from hookline.engine.captures import Capture, captures_in, whole_output
 from hookline.engine.deferred import is_replayable
@@ -96,11 +101,11 @@ class RecordingRun(Run):
             return self._short_way(module, record, out)
 
         def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if module._forward_hooks or module._forward_pre_hooks or _before_all or _after_all:
+            if hooks_after(module) or hooks_before(module) or before_all or after_all:
                 return itself().with_hooks(module, args, kwargs)  # type: ignore[union-attr]
             if into is not None:
                 into((args, kwargs))
-            call = detour.own or module._call_impl
+            call = detour.own or call_with_hooks(module)
             if around is not None:
                 output = around(call, args, kwargs)
             elif stack.interceptors and type(module) in stack.interceptors[-1].plain:
@@ -109,7 +114,7 @@ class RecordingRun(Run):
                 output = call(*args, **kwargs)
             if out is not None:
                 alone = object()  # counted as the output is if only this frame has it
-                out(output, getrefcount(output) <= getrefcount(alone))
+                out(output, references(output) <= references(alone))
             return output
 
         return way
@@ -119,13 +124,13 @@ class RecordingRun(Run):
         recorder, detour, itself, name = self.recorder, detour_of(module), ref(self), record.point.name
 
         def way(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if module._forward_hooks or module._forward_pre_hooks or _before_all or _after_all:
+            if hooks_after(module) or hooks_before(module) or before_all or after_all:
                 return itself().with_hooks(module, args, kwargs)  # type: ignore[union-attr]
-            output = (detour.own or module._call_impl)(*args, **kwargs)
+            output = (detour.own or call_with_hooks(module))(*args, **kwargs)
             is_noted = recorder.forward_pass is current.forward_pass and not recorder.is_padded
             if is_noted and type(output) is Tensor and not output.requires_grad:
                 alone = object()
-                is_new = getrefcount(output) <= getrefcount(alone)
+                is_new = references(output) <= references(alone)
                 same = shared(output, is_for_reading=True, is_new=is_new)
                 if same is not None:
                     record.fired = True
@@ -203,11 +208,11 @@ class RecordingRun(Run):
             return False
         if compiling.has_users() and any(map(_permanent, self._modules)):
             return False
-        if self._numbered == RemovableHandle.next_id:
+        if self._numbered == next_number():
             return True  # since it was last looked, torch has numbered no hook
-        if any(map(_hooks_before, self._called)) or any(map(_hooks_after, self._called)):
+        if any(map(hooks_before, self._called)) or any(map(hooks_after, self._called)):
             return self.is_alone()
-        self._numbered = RemovableHandle.next_id
+        self._numbered = next_number()
         return True
 
 
@@ -215,7 +220,7 @@ def recording_run(points: Points, chosen: str | list[HookPoint] | None) -> Recor
     """Return a run that only records: all points, those of a name or glob, or these. The last one of this thread again,
     if possible; None if something else acts on the model too.
     """
-    if open_runs() or is_replayable() or _has_any_global_hook():
+    if open_runs() or is_replayable() or has_hooks_on_all():
         return None
     planned_from = ("cache", chosen)
     run: RecordingRun | None = points.ready_runs.take(planned_from)
@@ -230,7 +235,6 @@ def recording_run(points: Points, chosen: str | list[HookPoint] | None) -> Recor
 
 
 _permanent = attrgetter("permanent")
-_hooks_before, _hooks_after = attrgetter("_forward_pre_hooks"), attrgetter("_forward_hooks")
 
 
 def _can_lead(module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> bool:

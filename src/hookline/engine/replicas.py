@@ -7,7 +7,6 @@ before DDP or without it, runs that model directly; then `backward()` leaves oth
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -16,6 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hookline.engine._torch.data_parallel import PARAMETERS, can_find_ddp, parameters_of_ddp, running_ddp
+from hookline.engine._torch.graph_tasks import at_end_of_backward
+from hookline.engine._torch.refcounts import references
 from hookline.engine.structures import tensors_in
 from hookline.errors import warn
 
@@ -37,17 +39,17 @@ def watch_gradients(root: nn.Module, called: Callable[..., Any], output: Any) ->
 
     `called` is what was called for it: `root`, or what the user has around it.
     """
-    if not torch.is_grad_enabled() or not dist.is_available() or not dist.is_initialized():
+    if not torch.is_grad_enabled() or not dist.is_available() or not dist.is_initialized() or not can_find_ddp():
         return
-    if dist.get_world_size() == 1 or _ddp_class()._active_ddp_module is not None:
+    if dist.get_world_size() == 1 or running_ddp(_ddp_class()) is not None:
         return
     outputs = [x for x in tensors_in(output) if x.requires_grad]
     first = next((parameter for parameter in root.parameters() if parameter.requires_grad), None)
     replica = _replicas.setdefault(root, _Replica())
     if not outputs or first is None or replica.has_warned:
         return
-    if (references := sys.getrefcount(first)) != replica.references:  # DDP has a list of all parameters
-        replica.references, ddp = references, ddp_of(first)
+    if (holders := references(first)) != replica.references:  # DDP has a list of all parameters
+        replica.references, ddp = holders, ddp_of(first)
         replica.ddp = (lambda: None) if ddp is None else ref(ddp)
     ddp = replica.ddp()
     if ddp is None or not ddp.require_backward_grad_sync:
@@ -62,9 +64,9 @@ def ddp_of(parameter: nn.Parameter) -> Any:
     """The DDP that synchronizes the gradient of a parameter, found by what refers to it; None if there is none."""
     lists = [holder for holder in gc.get_referrers(parameter) if type(holder) is list]
     owners = gc.get_referrers(*lists) if lists else []
-    owners += gc.get_referrers(*[owner for owner in owners if type(owner) is dict and "_module_parameters" in owner])
+    owners += gc.get_referrers(*[owner for owner in owners if type(owner) is dict and PARAMETERS in owner])
     instances = [owner for owner in owners if issubclass(type(owner), _ddp_class())]
-    return next((ddp for ddp in instances if any(ddp._module_parameters is holder for holder in lists)), None)
+    return next((ddp for ddp in instances if any(parameters_of_ddp(ddp) is holder for holder in lists)), None)
 
 
 class _Watch:
@@ -76,7 +78,7 @@ class _Watch:
 
     def __call__(self, grad: Tensor) -> None:  # noqa: ARG002
         self._before = self._gradients()
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        at_end_of_backward(self._end)
 
     def _gradients(self) -> list[object]:
         grads = [parameter.grad for parameter in self._parameters]

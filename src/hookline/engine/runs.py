@@ -12,8 +12,11 @@ import torch
 from torch import nn
 
 from hookline.engine import compiling, interception
+from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before
+from hookline.engine._torch.interrupts import covered
+from hookline.engine._torch.mode_stacks import count_function_modes
 from hookline.engine.actions import Action, Agree, Compare, PointAction, bounds, numbers
-from hookline.engine.blocks import UndoBlock, covered
+from hookline.engine.blocks import UndoBlock
 from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.derived import with_needs
@@ -150,7 +153,7 @@ class Run(Schedule, UndoBlock):
     def is_alone(self) -> bool:
         """Whether nobody else has hooks on its modules, now and when it was made: see `PointAction.is_late`."""
         for tap, module in self._modules.items():
-            hooks = module._forward_pre_hooks if tap.kind is Kind.INPUT else module._forward_hooks
+            hooks = hooks_before(module) if tap.kind is Kind.INPUT else hooks_after(module)
             if tap.late or (hooks and has_foreign_hooks(module, tap.kind)):
                 return False
         return True
@@ -173,7 +176,7 @@ class Run(Schedule, UndoBlock):
 
     def open(self) -> Self:
         """Attach everything."""
-        if not self._depth and torch._C._len_torch_function_stack():
+        if not self._depth and count_function_modes():
             remove_ended()
         active.set((*[run for run in active.get() if run.is_open], self))
         self.retain(self)

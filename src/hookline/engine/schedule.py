@@ -7,8 +7,9 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import _C, nn
+from torch import nn
 
+from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine.calls import Count
 from hookline.engine.order import arrange
 
@@ -50,7 +51,7 @@ class Schedule:
         """Return what it does at a tap if it only records there, and is the only one that acts there now."""
         capture = self.captures.get(tap)
         is_alone = capture is not None and not tap.permanent and self.is_open
-        return capture if is_alone and _C._current_graph_task_id() == -1 else None
+        return capture if is_alone and current_graph_task() == -1 else None
 
     def new_count(self) -> Count:
         """Where its calls are counted: each schedule has a count of its own."""

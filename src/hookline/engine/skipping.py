@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from hookline.engine import compiling
+from hookline.engine._torch.compiled_calls import need_detours
 from hookline.engine.blocks import UndoBlock
 from hookline.engine.detours import PLACE, Detour, detour_of, here
 from hookline.engine.schedule import Way
@@ -20,6 +21,7 @@ class Skipping(UndoBlock):
     """A block in which these modules are skipped: neither their forward nor any hooks on them run."""
 
     def __init__(self, root: nn.Module, gives: Mapping[nn.Module, Way]) -> None:
+        need_detours()
         self.root, self._gives, self._before = root, gives, here.skipped
         self._detours = [detour_of(module) for module in gives]
 

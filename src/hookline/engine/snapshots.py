@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from sys import getrefcount
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._torch.copy_on_write import can_share, current_stream, data_address, is_shared, lazy_clone
+from hookline.engine._torch.interrupts import is_held_here
+from hookline.engine._torch.refcounts import can_count, memory_references, references
+from hookline.engine._torch.transforms import is_wrapped, unwrapped
 from hookline.engine.calls import running
 from hookline.engine.outside import passes_here
 
@@ -35,20 +38,13 @@ correct as sharing.
 _SMALL, _FEW = 1 << 17, 2
 """In each pass, a few tensors with few elements are copied rather than looked for among all parameters."""
 
-_use_count = torch._C._storage_Use_Count
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_unwrapped = torch._C._functorch.get_unwrapped
-_is_cow = torch._C._is_cow_tensor  # type: ignore[attr-defined]
-_data_address = torch._C._data_address  # type: ignore[attr-defined]
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-"""The current stream of a GPU: 0 is the default one."""
 _STRIDED = torch.strided
 
 
 def _owners(x: Tensor) -> tuple[int, int]:
     """The references to the object of the memory of `x`, beyond those of any local variable, and to the memory."""
     storage, alone = x.untyped_storage(), object()
-    return getrefcount(storage) - getrefcount(alone), _use_count(storage._cdata)
+    return references(storage) - references(alone), memory_references(storage._cdata)
 
 
 _ONE_OWNER = _owners(torch.empty(0))
@@ -59,7 +55,7 @@ _ONE_TENSOR = _ONE_OWNER[1]
 def stop_sharing() -> None:
     """Note that no pass is running in this thread."""
     passes_here.outside.clear()
-    while _sharing._is_owned():  # type: ignore[attr-defined]  # left by an interrupt
+    while is_held_here(_sharing):  # left by an interrupt
         _sharing.release()
 
 
@@ -140,19 +136,19 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
         and (x.is_cpu or x.is_cuda)
         and x.layout is _STRIDED
         and not (x.is_nested or x.is_quantized)
-        and not _is_wrapped(x)
+        and not is_wrapped(x)
     )
-    if not is_plain:
+    if not (is_plain and can_share()):
         return None
     if not is_for_reading and not x.is_contiguous() and has_overlaps(x):
         return None  # several elements in one place: nobody could write to one of them
-    if x.is_cuda and _current_stream(x.get_device()):  # type: ignore[misc]
+    if x.is_cuda and current_stream(x.get_device()):  # type: ignore[misc]
         return None
     storage = x.untyped_storage()
-    is_new = is_new and _use_count(storage._cdata) == _ONE_TENSOR  # and no view of it
-    if is_new or _is_cow(x):  # it is shared already, so that it may be, and not for the first time in two threads
+    is_new = is_new and can_count() and memory_references(storage._cdata) == _ONE_TENSOR  # and no view of it
+    if is_new or is_shared(x):  # it is shared already, so that it may be, and not for the first time in two threads
         try:
-            return torch._lazy_clone(x)
+            return lazy_clone(x)
         except RuntimeError:  # as `_lazy_clone`, without a call
             return None
     if not storage.resizable():  # there is a numpy array of it
@@ -162,7 +158,7 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
         outside = some[-1] if some else None
         if outside is None:
             is_known = False
-        elif outside.storages is None and _use_count(storage._cdata) == _ONE_TENSOR:
+        elif outside.storages is None and can_count() and memory_references(storage._cdata) == _ONE_TENSOR:
             # No other tensor has this memory. To look at the memory of all parameters would take long.
             is_known = id(x) not in (outside.tensors or outside.find_tensors())
         else:
@@ -184,10 +180,12 @@ def own(x: Tensor) -> Tensor:
 
 
 def _lazy_clone(x: Tensor) -> Tensor | None:
-    if x.is_cuda and _current_stream(x.get_device()):  # type: ignore[misc]
+    if not can_share():
+        return None
+    if x.is_cuda and current_stream(x.get_device()):  # type: ignore[misc]
         return None
     try:
-        return torch._lazy_clone(x)
+        return lazy_clone(x)
     except RuntimeError:  # memory that torch does not own: from numpy, shared with a process, mapped from a file
         return None
 
@@ -213,8 +211,9 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
     Shared memory detects more than a version counter: also writes through `.data`, and in inference mode.
     """
     return (
-        _is_plain(snapshot)
-        and _is_cow(snapshot)
+        can_share()
+        and _is_plain(snapshot)
+        and is_shared(snapshot)
         and address(snapshot) == address(x)
         and snapshot.shape == x.shape
         and snapshot.stride() == x.stride()
@@ -223,7 +222,7 @@ def is_unchanged(snapshot: Tensor, x: Tensor) -> bool:
 
 def has_own_memory(x: Tensor) -> bool:
     """Whether nobody else has the memory of `x`: no view, no storage object, no other process."""
-    if not _is_plain(x) or (not x.is_contiguous() and has_overlaps(x)):
+    if not (can_count() and _is_plain(x)) or (not x.is_contiguous() and has_overlaps(x)):
         return False
     storage = x.untyped_storage()
     is_owned = storage.resizable() and not (x.is_cpu and storage.is_shared())
@@ -236,10 +235,10 @@ def inside_transform(x: Tensor) -> Tensor | None:
 
     Memory cannot be shared there. This tensor counts writes to `x`, which `x` itself does not in `vmap`.
     """
-    if not _is_wrapped(x):
+    if not is_wrapped(x):
         return None
-    while _is_wrapped(x):
-        x = _unwrapped(x)
+    while is_wrapped(x):
+        x = unwrapped(x)
     return x
 
 
@@ -283,7 +282,7 @@ def _is_plain(x: Tensor) -> bool:
         and (x.is_cpu or x.is_cuda)
         and x.layout is _STRIDED
         and not (x.is_nested or x.is_quantized)
-        and not _is_wrapped(x)  # inside vmap and the like
+        and not is_wrapped(x)  # inside vmap and the like
     )
 
 
@@ -294,4 +293,4 @@ def has_overlaps(x: Tensor) -> bool:
 
 def address(x: Tensor) -> int:
     """The address of the data of `x`. Unlike `data_ptr()`, it leaves shared memory shared."""
-    return _data_address(x) + x.storage_offset() * x.itemsize
+    return data_address(x) + x.storage_offset() * x.itemsize

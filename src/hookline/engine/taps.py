@@ -7,15 +7,24 @@ happens when torch calls it; this file attaches and detaches it.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from torch import _C, nn
-from torch.utils.hooks import RemovableHandle
+from torch import nn
 
 from hookline.engine import blocks, checkpointing
-from hookline.engine.calls import callers, is_call_of
+from hookline.engine._torch import need_basics
+from hookline.engine._torch.frames import callers
+from hookline.engine._torch.graph_tasks import current_graph_task
+from hookline.engine._torch.hooks_on_modules import (
+    always_after,
+    hooks_after,
+    hooks_before,
+    keywords_after,
+    keywords_before,
+    new_number,
+)
+from hookline.engine.calls import is_call_of
 from hookline.engine.events import Listener
 from hookline.engine.order import Kind
 from hookline.errors import HooklineError
@@ -29,8 +38,9 @@ class Tap(Listener):
 
     def __init__(self, kind: Kind, *, late: bool = False) -> None:
         super().__init__(kind)
+        need_basics()
         self.late = late
-        self.key = RemovableHandle(OrderedDict()).id  # a number that torch assigns to no other hook
+        self.key = new_number()  # a number that torch assigns to no other hook
 
     def tell_other_threads(self) -> None:
         """No run of this thread listens here."""
@@ -64,11 +74,11 @@ class Tap(Listener):
     def _places(self, module: nn.Module) -> tuple[Any, list[dict[int, bool]]]:
         """Where torch keeps hooks of this kind, and the flags that it keeps about them."""
         if self.kind is Kind.INPUT:
-            return module._forward_pre_hooks, [module._forward_pre_hooks_with_kwargs]
-        flags = [module._forward_hooks_with_kwargs]
+            return hooks_before(module), [keywords_before(module)]
+        flags = [keywords_after(module)]
         if self.kind is Kind.END:
-            flags.append(module._forward_hooks_always_called)
-        return module._forward_hooks, flags
+            flags.append(always_after(module))
+        return hooks_after(module), flags
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise HooklineError(
@@ -79,7 +89,7 @@ class Tap(Listener):
 
 def tell_other_threads(users: set[int], where: nn.Module | Tap) -> None:
     """If the model started this thread, a run of another one misses a call."""
-    if _C._current_graph_task_id() != -1 and checkpointing.runs_in_second_run() is not None:
+    if current_graph_task() != -1 and checkpointing.runs_in_second_run() is not None:
         return  # a checkpointed region that recomputes
     for run in [each for user in list(users) if (each := blocks.find(user)) is not None]:
         is_in_pass = where is run.root or any(is_call_of(frame, run.root) for frame in callers())
@@ -108,7 +118,7 @@ def has_foreign_hooks(module: nn.Module, kind: Kind) -> bool:
     """
     if kind.is_inner:
         return False
-    hooks = module._forward_hooks if kind is Kind.OUTPUT else module._forward_pre_hooks
+    hooks = hooks_after(module) if kind is Kind.OUTPUT else hooks_before(module)
     return bool(hooks) and any(not _is_ours(hook) and not captures_outputs(hook) for hook in list(hooks.values()))
 
 

@@ -8,6 +8,13 @@ from typing import Any
 from torch import nn
 
 from hookline.engine import compiling
+from hookline.engine._torch.hooks_on_modules import (
+    always_after,
+    hooks_after,
+    hooks_before,
+    keywords_after,
+    keywords_before,
+)
 from hookline.engine.blocks import UndoBlock
 
 
@@ -45,9 +52,9 @@ class TorchHooks(UndoBlock):
 
 def take_off(module: nn.Module, hook: Callable[..., Any]) -> None:
     """Remove a forward hook by its function: torch's own handle is lost if an interrupt arrives while it is made."""
-    before = module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs
-    after = module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called
+    before = hooks_before(module), keywords_before(module)
+    after = hooks_after(module), keywords_after(module), always_after(module)
     for hooks, *flags in (before, after):
         for key in [key for key, each in list(hooks.items()) if each is hook]:
             for place in (*flags, hooks):
-                place.pop(key, None)  # type: ignore[attr-defined]
+                place.pop(key, None)

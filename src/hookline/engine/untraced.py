@@ -10,13 +10,7 @@ from functools import wraps
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from torch._C._dynamo.eval_frame import (
-    _FrameAction,
-    _FrameExecStrategy,
-    get_eval_frame_callback,
-    set_code_exec_strategy,
-    set_eval_frame,
-)
+from hookline.engine._torch.eval_frames import frame_callback, never_trace, set_frame_callback
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
@@ -28,17 +22,14 @@ _WHY = "hookline attaches hooks and runs models outside of compiled graphs: comp
 
 def untraced(function: _T) -> _T:
     """The function itself, which compiled code calls as it is. What it calls may be traced."""
-    cast("Any", function)._torchdynamo_disable = True
-    cast("Any", function)._torchdynamo_disable_msg = _WHY
-    only_this = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
-    set_code_exec_strategy(cast("FunctionType", function).__code__, only_this)
+    never_trace(function, _WHY)
     return function
 
 
 @untraced
 def leave_compiled_code() -> None:
     """If this is called from compiled code, run the rest of that call uncompiled: a graph has no hooks."""
-    set_eval_frame(None)
+    set_frame_callback(None)
 
 
 def outside_compiler(function: _T) -> _T:
@@ -49,15 +40,15 @@ def outside_compiler(function: _T) -> _T:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        callback = get_eval_frame_callback()
+        callback = frame_callback()
         if callback is None:  # nearly always: no compiled code is running in this thread
             return function(*args, **kwargs)
-        set_eval_frame(None)
+        set_frame_callback(None)
         try:
             return function(*args, **kwargs)
         finally:
             if not users:
-                set_eval_frame(callback)
+                set_frame_callback(callback)
 
     return cast("_T", untraced(call))
 

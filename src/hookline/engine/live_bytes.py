@@ -6,10 +6,8 @@ import weakref
 from typing import Any
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from hookline.engine._torch.fake_tensors import FakeTensorMode, TorchDispatchMode, tree_leaves
 from hookline.engine.modes import GradMode
 from hookline.engine.plan import empty_copy
 
