@@ -36,7 +36,7 @@ _SMALL, _FEW = 1 << 17, 2
 """In each pass, a few tensors with few elements are copied rather than looked for among all parameters."""
 
 _use_count = torch._C._storage_Use_Count
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _unwrapped = torch._C._functorch.get_unwrapped
 _is_cow = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 _data_address = torch._C._data_address  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
         and (x.is_cpu or x.is_cuda)
         and x.layout is _STRIDED
         and not (x.is_nested or x.is_quantized)
-        and not _is_wrapped(x)
+        and not is_wrapped(x)
     )
     if not is_plain:
         return None
@@ -236,9 +236,9 @@ def inside_transform(x: Tensor) -> Tensor | None:
 
     Memory cannot be shared there. This tensor counts writes to `x`, which `x` itself does not in `vmap`.
     """
-    if not _is_wrapped(x):
+    if not is_wrapped(x):
         return None
-    while _is_wrapped(x):
+    while is_wrapped(x):
         x = _unwrapped(x)
     return x
 
@@ -283,7 +283,7 @@ def _is_plain(x: Tensor) -> bool:
         and (x.is_cpu or x.is_cuda)
         and x.layout is _STRIDED
         and not (x.is_nested or x.is_quantized)
-        and not _is_wrapped(x)  # inside vmap and the like
+        and not is_wrapped(x)  # inside vmap and the like
     )
 
 
