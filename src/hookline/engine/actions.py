@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -293,11 +293,12 @@ class Record(PointAction):
     is_replayed = False
     only_reads = True
 
-    def __init__(self, point: HookPoint, recorder: Recorder, *, is_alone: bool = False) -> None:
-        """With `is_alone` nothing is hooked, so an activation can be recorded where all that it needs is known."""
+    def __init__(self, point: HookPoint, recorder: Recorder, hooked: Container[nn.Module] | None = None) -> None:
+        """`hooked` are all modules with hooks: elsewhere an activation is recorded where all that it needs is known."""
         super().__init__(point)
         self.recorder = recorder
-        if is_alone and getattr(self.lens, "ignores_value", False):
+        is_early = hooked is not None and recorder.defers and getattr(self.lens, "ignores_value", False)
+        if is_early and not any(module in hooked for module in (self.module, self.needs[0].module)):
             self.module, self.tap, self.turn = self.needs[0].module, self.needs[0].last_tap(), Turn.DERIVE
         self.must_fire = not recorder.skips_missing
         self.can_wait = recorder.defers

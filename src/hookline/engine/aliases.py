@@ -7,7 +7,6 @@ relies on the two being one: `self.relu(h)` in place, with its return value igno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from torch.utils import checkpoint
 
 from hookline.engine._torch.bytecode import DISCARDED, RETURNED, USED, can_read, fates
 from hookline.engine._torch.frames import MODULE_CALL, SEQUENTIAL, TORCH_MODULES, callers, frame_at
+from hookline.engine._torch.transforms import is_wrapped
 from hookline.engine._torch.version_counters import can_keep_version, keep_version
 from hookline.engine.calls import call_arguments, is_call_of
 from hookline.engine.checkpointing import recomputing
@@ -117,9 +117,9 @@ class _Sent(NamedTuple):
         """
         if _version(self.new) != self.version:
             return True
-        inner, before = inside_transform(self.new), inside_transform(self.before)
-        if inner is not None and before is not None:
-            return inner.is_inference() and not has_same_bits(before, inner)
+        if is_wrapped(self.new) and is_wrapped(self.before):
+            inner, before = inside_transform(self.new), inside_transform(self.before)
+            return inner.is_inference() and not has_same_bits(before, inner)  # type: ignore[union-attr, arg-type]
         return not (is_unchanged(self.before, self.new) or has_same_bits(self.before, self.new))
 
 
@@ -133,7 +133,7 @@ def copy_of(x: Tensor, given: Tensor) -> Tensor:
 
 def noted_sent(module: nn.Module, old: Any, new: Any) -> Any:
     """Note that a module is called with the arguments `new` instead of its caller's `old`, and return them."""
-    for before, after in list(_pairs(old, new)):
+    for before, after in _pairs(old, new):
         if not (isinstance(after, Tensor) and isinstance(before, Tensor)):
             continue
         if is_same_memory(before, after):
@@ -158,9 +158,8 @@ def _counted(x: Tensor) -> Tensor:
 
 def _version(x: Tensor) -> int:
     """How many writes to `x` torch has counted; 0 where it does not count them."""
-    inner = inside_transform(x)
-    x = x if inner is None else inner
-    return 0 if x.is_inference() else x._version
+    inner = inside_transform(x) if is_wrapped(x) else x
+    return 0 if inner is None or inner.is_inference() else inner._version
 
 
 def give_back(module: nn.Module, value: Any) -> Any:
@@ -239,24 +238,21 @@ def write_through(old: Any, new: Any) -> bool:
     return any(written)
 
 
-def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+def _pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """The leaves at the same places of two structures, where they differ."""
-    if type(old) is tuple and type(new) is tuple:
-        for part, other in zip(old, new, strict=False):
-            if part is not other:
-                yield from _pairs(part, other)
-        return
-    if isinstance(old, Tensor):
-        yield old, new
-        return
-    parts = dict(children(old))
-    if not parts:
-        yield old, new
-        return
-    others = dict(children(new))
-    for key, part in parts.items():
-        if key in others and others[key] is not part:
-            yield from _pairs(part, others[key])
+    leaves, waiting = [], [(old, new)]
+    while waiting:
+        part, other = waiting.pop()
+        if part is other:
+            continue
+        if type(part) is tuple and type(other) is tuple:
+            waiting += reversed([*zip(part, other, strict=False)])
+        elif isinstance(part, Tensor) or not (parts := dict(children(part))):
+            leaves.append((part, other))
+        else:
+            others = dict(children(other))
+            waiting += reversed([(parts[key], others[key]) for key in parts if key in others])
+    return leaves
 
 
 def _swapped(value: Any, new: Tensor, old: Tensor, views: dict[int, Tensor] | None = None) -> Any:

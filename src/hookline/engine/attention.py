@@ -295,8 +295,13 @@ class AttentionSteps(FunctionInterceptor):
     def _is_alone(self) -> bool:
         """Whether one run acts at the taps."""
         query, key, scores, pattern = self.taps.values()
-        is_free = not (query.permanent or key.permanent or scores.permanent or pattern.permanent)
-        return is_free and len(active.get()) == 1
+        if query.permanent or key.permanent or scores.permanent or pattern.permanent:
+            return False
+        runs = active.get()
+        return (
+            len(runs) == 1
+            or len([run for run in runs if not run.actions_at.keys().isdisjoint(self.taps.values())]) == 1
+        )
 
     def _defer(self, call: FusedCall, waiting: list[Any]) -> bool:
         """Pass on what computes the scores and the pattern later. Returns whether everybody can wait for that."""

@@ -171,7 +171,8 @@ class Hooked:
             run = self._hook_context(actions, reset_hooks_end, clear_contexts, is_one_pass=True)
             if planned is not None:
                 modules = run.modules() if all(is_exact(name) for name, _ in fwd_hooks) else None  # type: ignore
-                ready = HookRun(run, fwd_hooks, self._points.lineage(modules))  # type: ignore[arg-type]
+                numbers = [number for number, (name, _) in enumerate(fwd_hooks) for _ in self._at(name)]  # type: ignore
+                ready = HookRun(run, numbers, self._points.lineage(modules))  # type: ignore[arg-type]
         try:
             with run:
                 output = self(*args, **kwargs)

@@ -41,12 +41,11 @@ class ReadyRuns(threading.local):
 class HookRun:
     """A run with functions at named points, in which other functions can take their places."""
 
-    def __init__(self, run: Run, hooks: Sequence[Any], lineage: Lineage) -> None:
+    def __init__(self, run: Run, numbers: Sequence[int], lineage: Lineage) -> None:
         self.run, self._actions, self._lineage = run, run.actions, lineage
-        self._edits = [each for each in run.actions if type(each) is Edit]
-        """In the order of the hooks; a hook may be at several points."""
-        numbers = {id(hook): number for number, (_, hook) in enumerate(hooks)}
-        self._numbers = [numbers[id(edit.hook)] for edit in self._edits]
+        self._edits = [action for action in run.actions if type(action) is Edit]
+        self._numbers = numbers
+        """For each edit, the number of its hook, which may be at several points."""
         self._forms = [_form(edit.module) for edit in self._edits]
 
     def is_current(self) -> bool:
@@ -79,20 +78,19 @@ def _form(module: nn.Module) -> tuple[type, bool, bool]:
 def planned_from(hooks: Any) -> list[Any] | None:
     """What a run with these hooks is planned from: names, and how each function takes its arguments.
 
-    None if the run has to be planned each time: it has hooks that are more than a function, or one of them twice.
+    None if the run has to be planned each time: it has hooks that are more than a function.
     """
     if type(hooks) is not list:
         return None
-    found: list[Any] = []
+    names_and_styles: list[Any] = []
     for pair in hooks:
         if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str:
             return None
         hook = pair[1]
         if type(hook) is not FunctionType or hook.__dict__:
             return None
-        found += pair[0], call_style(hook)
-    is_twice = len(hooks) > 1 and len({id(hook) for _, hook in hooks}) < len(hooks)
-    return None if is_twice else found
+        names_and_styles += pair[0], call_style(hook)
+    return names_and_styles
 
 
 def hook_run(points: Points, key: Any, hooks: Sequence[Any]) -> HookRun | None:

@@ -25,6 +25,7 @@ from hookline.engine._torch.hooks_on_modules import (
 )
 from hookline.engine._torch.refcounts import references
 from hookline.engine.actions import Record
+from hookline.engine.calls import running
 from hookline.engine.captures import Capture, captures_in, whole_output
 from hookline.engine.deferred import is_replayable
 from hookline.engine.detours import PLACE, called_if_hooked, detour_of, leads
@@ -46,15 +47,23 @@ if TYPE_CHECKING:
 
 
 class RecordingRun(Run):
-    """Records points in one forward pass. It can be used again."""
+    """Records points in one forward pass. It can be used again.
+
+    Other runs may have hooks on some of the modules, `hooked`: these are called with all taps.
+    """
 
     lineage: Lineage
     """What its plan depends on."""
 
     def __init__(
-        self, root: nn.Module, points: Sequence[HookPoint], recorder: Recorder, planned_from: tuple[Any, ...]
+        self,
+        root: nn.Module,
+        points: Sequence[HookPoint],
+        recorder: Recorder,
+        planned_from: tuple[Any, ...],
+        hooked: frozenset[nn.Module],
     ) -> None:
-        super().__init__(root, [Record(each, recorder, is_alone=recorder.defers) for each in points], is_one_pass=True)
+        super().__init__(root, [Record(point, recorder, hooked) for point in points], is_one_pass=True)
         self.recorder, self.planned_from = recorder, planned_from
         captures = captures_in(self, recorder)
         taps: dict[nn.Module, list[Tap]] = {}
@@ -170,13 +179,12 @@ class RecordingRun(Run):
         for tap, module in self._tapped.items():
             tap.acquire(module, self)
         number, runs = id(self), active.get()
-        is_alone = len(runs) == 1
         for detour, attributes, way in self._detours:
             detour.users.add(number)
             if (own := attributes.get(PLACE)) is not detour:  # as `Detour.acquire`, without a call for each module
                 detour.own = own
                 attributes[PLACE] = detour
-            if is_alone and detour.alone is None:
+            if detour.alone is None:
                 detour.way, detour.alone = way, runs
 
     def detach(self) -> None:
@@ -220,16 +228,17 @@ def recording_run(points: Points, chosen: str | list[HookPoint] | None) -> Recor
     """Return a run that only records: all points, those of a name or glob, or these. The last one of this thread again,
     if possible; None if something else acts on the model too.
     """
-    if open_runs() or is_replayable() or has_hooks_on_all():
+    if running.hooks or is_replayable() or has_hooks_on_all():
         return None
-    planned_from = ("cache", chosen)
+    hooked = frozenset(module for run in open_runs() for module in run.modules_of_taps())
+    planned_from = ("cache", chosen, hooked)
     run: RecordingRun | None = points.ready_runs.take(planned_from)
     if run is not None and run.lineage.is_same():
         run.renew()
     else:
         some, is_full = chosen if isinstance(chosen, list) else points.select(chosen), chosen is None
         recorder = Recorder(some, skips_missing=is_full, defers=is_full)
-        run = RecordingRun(points.root, some, recorder, planned_from)
+        run = RecordingRun(points.root, some, recorder, planned_from, hooked)
         run.lineage = points.lineage(run.modules() if isinstance(chosen, list) or is_exact(chosen) else None)
     return run if run.is_ready() else None
 
