@@ -297,8 +297,8 @@ class Record(PointAction):
         """`hooked` are all modules with hooks: elsewhere an activation is recorded where all that it needs is known."""
         super().__init__(point)
         self.recorder = recorder
-        is_early = hooked is not None and recorder.defers and getattr(self.lens, "ignores_value", False)
-        if is_early and not any(module in hooked for module in (self.module, self.needs[0].module)):
+        can_be_early = recorder.defers and getattr(self.lens, "ignores_value", False)
+        if can_be_early and hooked is not None and not (self.module in hooked or self.needs[0].module in hooked):
             self.module, self.tap, self.turn = self.needs[0].module, self.needs[0].last_tap(), Turn.DERIVE
         self.must_fire = not recorder.skips_missing
         self.can_wait = recorder.defers

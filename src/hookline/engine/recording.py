@@ -69,8 +69,8 @@ class RecordingRun(Run):
         taps: dict[nn.Module, list[Tap]] = {}
         for tap, module in self._modules.items():
             taps.setdefault(module, []).append(tap)
-        hooked = called_if_hooked(root)
-        led = {m: some for m, some in taps.items() if m not in hooked and _can_lead(m, some, captures)}
+        tapped = called_if_hooked(root)
+        led = {m: some for m, some in taps.items() if m not in tapped and _can_lead(m, some, captures)}
         self._tapped = {tap: module for tap, module in self._modules.items() if module not in led}
         self.ways = {module: self._way(module, some, captures) for module, some in led.items()}
         self._detours = [(detour_of(module), module.__dict__, way) for module, way in self.ways.items()]
@@ -230,7 +230,7 @@ def recording_run(points: Points, chosen: str | list[HookPoint] | None) -> Recor
     """
     if running.hooks or is_replayable() or has_hooks_on_all():
         return None
-    hooked = frozenset(module for run in open_runs() for module in run.modules_of_taps())
+    hooked = frozenset(module for run in open_runs() for module in run.hooked_modules())
     planned_from = ("cache", chosen, hooked)
     run: RecordingRun | None = points.ready_runs.take(planned_from)
     if run is not None and run.lineage.is_same():

@@ -158,10 +158,6 @@ class Run(Schedule, UndoBlock):
                 return False
         return True
 
-    def modules_of_taps(self) -> Iterable[nn.Module]:
-        """The modules that it has taps on."""
-        return self._modules.values()
-
     def modules(self) -> Iterable[nn.Module] | None:
         """The modules that it depends on; None if there is a derived point, which may depend on any others."""
         is_derived = any(each.is_derived or each.point.site.effects for each in self._at_points)

@@ -47,6 +47,10 @@ class Schedule:
         """Call a module that it leads, at which others act too."""
         raise NotImplementedError
 
+    def hooked_modules(self) -> set[nn.Module]:
+        """The modules that its actions are at."""
+        return {action.module for action in self.actions}
+
     def capture_at(self, tap: Any) -> Callable[[Any], None] | None:
         """Return what it does at a tap if it only records there, and is the only one that acts there now."""
         capture = self.captures.get(tap)
