@@ -54,6 +54,57 @@ def test_calls_around_a_plain_hook() -> None:
     assert int(number) <= MOST, names
 
 
+RUNS = """
+import sys, torch
+import hookline
+
+model = hookline.load("tinyworld")
+text = "When Mary and John went to the store"
+
+def zero_last(x):
+    x[:, -1] = 0
+    return x
+
+def calls(run):
+    run(), run()
+    count = [0]
+    def profile(frame, event, _):
+        count[0] += event == "call" and "hookline" in frame.f_code.co_filename
+    sys.setprofile(profile)
+    run()
+    sys.setprofile(None)
+    return count[0]
+
+def hooked(*layers, point):
+    pairs = [(f"blocks.{layer}.{point}", zero_last) for layer in layers]
+    return calls(lambda: model.run_with_hooks(text, fwd_hooks=pairs))
+
+def cached_under_a_hook():
+    with model.hooks([("blocks.1.attn.hook_z", zero_last)]):
+        model.run_with_cache(text)
+
+with torch.no_grad():
+    for point in ("attn.hook_z", "hook_resid_pre", "hook_resid_post", "mlp.hook_post"):
+        print(point, hooked(1, 2, point=point) - hooked(1, point=point))
+    print("cache", calls(lambda: model.run_with_cache(text)))
+    print("cache_under_a_hook", calls(cached_under_a_hook))
+"""
+"""Python calls of hookline in whole runs of the bundled model, planning and undoing included."""
+
+MOST_IN_RUNS = {
+    **{"attn.hook_z": 70, "hook_resid_pre": 70, "hook_resid_post": 40, "mlp.hook_post": 70},
+    **{"cache": 650, "cache_under_a_hook": 1_000},
+}
+"""For one more hook at each point; for a full cache; and for that in a context with a hook."""
+
+
+def test_calls_of_whole_runs() -> None:
+    done = subprocess.run([sys.executable, "-c", RUNS], capture_output=True, text=True, check=True)
+    calls = {name: int(count) for name, count in (line.split() for line in done.stdout.splitlines())}
+    assert calls.keys() == MOST_IN_RUNS.keys()
+    assert {name: count for name, count in calls.items() if count > MOST_IN_RUNS[name]} == {}
+
+
 def test_the_order_of_actions() -> None:
     assert [turn.name for turn in Turn] == [
         "CALLERS_TENSORS",
