@@ -1,4 +1,4 @@
-"""How much of the engine is used outside it, how much state it keeps, and which words say nothing. The limits only fall."""
+"""What of the engine is used outside it, its state, its files, and words that say nothing: limits that only fall."""
 
 from __future__ import annotations
 
