@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hookline.engine.calls import call_arguments
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.structures import children, replaced
-from hookline.errors import HooklineError, NeverFiredWarning, a_type
+from hookline.errors import HooklineError, NeverFiredWarning, a_type, users_level
 
 Change: TypeAlias = Callable[[Any], Any]
 
@@ -198,5 +198,5 @@ def warn_of_lost_edit(notes: list[CopiedContainer], value: Any, edited: list[Ten
                 f"{type(value).__name__} that it gets, and its caller gets its own one, without the edit; edit the "
                 f"output instead",
                 NeverFiredWarning,
-                stacklevel=2,
+                stacklevel=users_level(),
             )
