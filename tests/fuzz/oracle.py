@@ -206,15 +206,19 @@ class Pass:
 
         def leaves(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             self.given[name] = args, kwargs
-            return self.edited(module, name, "output", output)
+            self.arguments[name][-1] += [
+                x for _, x in tensors((args, kwargs))
+            ]  # what the module put into containers, too
+            returned = self.taken_out(name, output)
+            new = self.edited(module, name, "output", returned)
+            return (None if returned is output else returned) if new is None else new
 
         def is_read_after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             new = self.read(module, name, "output", output)
             call = self.running[name].pop()
             self.arguments[name].pop()
             value = output if new is None else new
-            for placed in reversed(self.placed.pop((name, call), [])):
-                placed.take_out()
+            self.placed.pop((name, call), None)
             for one in reversed(self.sent.pop((name, call), [])):
                 value = one.give_back(value)
             return None if value is output else value
@@ -249,7 +253,7 @@ class Pass:
             return value
         is_ignored = side == "output" and (name, self.running[name][-1]) in self.ignored
         if is_ignored and any(same_memory(x, argument) for argument in self.arguments[name][-1]):
-            if self.sent[name, self.running[name][-1]]:
+            if self.sent[name, self.running[name][-1]] or self.placed[name, self.running[name][-1]]:
                 raise AmbiguousError("whether the caller's tensor gets both an edit of the input and one of the output")
             x.copy_(changed)
             return value
@@ -278,6 +282,15 @@ class Pass:
                 self.placed[name, self.running[name][-1]].append(Placed(container, key, original, container[key]))
                 return True
         return False
+
+    def taken_out(self, name: str, output: Any) -> Any:
+        """The output of a module, when the call is over: its caller's containers have what was theirs."""
+        call = name, self.running[name][-1]
+        for placed in reversed(self.placed[call]):
+            placed.take_out()
+        for one in reversed(self.sent.pop(call, []) if self.placed[call] else []):
+            output = one.give_back(output)
+        return output
 
     def read(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
         """Keep what is asked for, and lead gradients through a clone."""
