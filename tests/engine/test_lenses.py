@@ -1,7 +1,9 @@
 """The laws of every lens, on many values."""
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from hookline.engine.lenses import FIRST, Argument, Chain, Item
 from hookline.engine.order import Kind
 from hookline.engine.points import Site
 from hookline.engine.structures import NoTensorError
+from hookline.errors import HooklineError
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,131 @@ def test_put_makes_a_new_structure() -> None:
     assert type(new_output) is BaseModelOutput
     assert new_output[0] is new_output.last_hidden_state
     assert output.last_hidden_state.any()
+
+
+class AttrDict(dict):
+    """Items are attributes too."""
+
+    def __init__(self, *items) -> None:
+        super().__init__(*items)
+        self.__dict__ = self
+
+
+class ReadOnly(Mapping):
+    """Has its items in another dict."""
+
+    def __init__(self, items) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key):
+        return self._items[key]
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Bag(ReadOnly, MutableMapping):
+    def __setitem__(self, key, value) -> None:
+        self._items[key] = value
+
+    def __delitem__(self, key) -> None:
+        del self._items[key]
+
+
+class AnyCase(Bag):
+    """Has its items under other keys."""
+
+    def __init__(self, items) -> None:
+        self._items = {key.lower(): (key, value) for key, value in items.items()}
+
+    def __getitem__(self, key):
+        return self._items[key.lower()][1]
+
+    def __setitem__(self, key, value) -> None:
+        self._items[key.lower()] = (key, value)
+
+
+class Slotted(MutableMapping):
+    """`copy.copy` shares what holds its items, where it is not seen."""
+
+    __slots__ = ("_items",)
+
+    __init__, __getitem__, __setitem__ = ReadOnly.__init__, ReadOnly.__getitem__, Bag.__setitem__
+    __iter__, __len__, __delitem__ = ReadOnly.__iter__, ReadOnly.__len__, Bag.__delitem__
+
+
+class Scaled(tuple):
+    """A tuple with an attribute, which `__new__` takes."""
+
+    def __new__(cls, items, *, scale):
+        new = super().__new__(cls, items)
+        new.scale = scale
+        return new
+
+
+class ScaledPair(Pair):
+    scale = 1
+
+
+def scaled_pair(h: Tensor) -> ScaledPair:
+    pair = ScaledPair(None, h)
+    pair.scale = 5
+    return pair
+
+
+class Uncopied(Bag):
+    def __copy__(self):
+        raise TypeError("cannot be copied")
+
+
+class Derived(ReadOnly):
+    """Computes its items."""
+
+    def __getitem__(self, key):
+        return self._items[key][0]
+
+
+UNUSUAL = {
+    **{kind.__name__: lambda h, kind=kind: kind({"h": h}) for kind in (AttrDict, ReadOnly, Bag, AnyCase, UserDict)},
+    "proxy": lambda h: MappingProxyType({"h": h}),
+    "tuple with an attribute": lambda h: Scaled((h, 1), scale=5),
+    "named tuple with an attribute": scaled_pair,
+    "torch's own": lambda h: h.max(0),
+}
+
+
+@pytest.mark.parametrize("make", UNUSUAL.values(), ids=UNUSUAL)
+def test_unusual_containers(make) -> None:
+    value = make(numbers(2, 3))
+    check_laws(FIRST, value)
+    before = FIRST.get(value)
+    new = FIRST.put(value, torch.zeros_like(before))
+    assert FIRST.get(value) is before
+    assert type(new) is type(value)
+    assert getattr(new, "scale", None) == getattr(value, "scale", None)
+    if isinstance(value, AttrDict):
+        assert new.h is new["h"]
+        assert value.h is before
+
+
+@pytest.mark.parametrize("kind", [Slotted, Uncopied])
+def test_a_container_that_cannot_be_copied_is_refused(kind) -> None:
+    h = numbers(2)
+    value = kind({"h": h})
+    with pytest.raises(HooklineError, match=kind.__name__):
+        FIRST.put(value, torch.zeros(2))
+    assert value["h"] is h
+
+
+def test_items_that_are_computed_are_refused() -> None:
+    h = numbers(2)
+    value = Derived({"h": (h,)})
+    with pytest.raises(HooklineError, match="Derived"):
+        FIRST.put(value, torch.zeros(2))
+    assert value["h"] is h
 
 
 class _Pyramid(nn.Module):

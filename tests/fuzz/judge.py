@@ -142,17 +142,20 @@ def with_gradients(program: Program, observed: Observed, bare: Observed) -> Obse
 
 def judge(subject: Subject, program: Program, executor: Any, expected: Observed) -> Verdict:
     """Run the program with the library, and compare."""
-    before = attributes(subject.module)
+    before, refused = attributes(subject.module), None
     try:
         observed = executor.run(subject, program)
     except hookline.HooklineError as refusal:
         text = f"{type(refusal).__name__}: {refusal}"
         is_documented = any(re.search(pattern, text, re.DOTALL) for pattern in REFUSALS)
-        return Verdict("refused" if is_documented else "fails", text[:600])
+        refused = Verdict("refused" if is_documented else "fails", text[:600])
     except Exception as error:  # whatever it is, it is a finding
         return Verdict("fails", f"raises {type(error).__name__}: {error}"[:600])
     finally:
         subject.restore()
+    if refused is not None:
+        gc.collect()  # the error may keep the graph of the pass, and with it the hooks of a checkpointed region
+        return refused
     if executor.only_text:
         expected, observed = (compare.only_text(program, each) for each in (expected, observed))
     unlike = compare.difference(program, expected, observed, exact=executor.is_exact)

@@ -184,6 +184,13 @@ MUTANTS = (
         "        if first is not None:",
     ),
     Mutant(
+        "containers are edited in place, not copied",
+        "engine/structures.py",
+        "    kind: Any = type(value)\n    if kind is tuple",
+        "    if type(value) in (dict, list):\n        value[key] = child\n        return value\n"
+        "    kind: Any = type(value)\n    if kind is tuple",
+    ),
+    Mutant(
         "a planned run calls the hooks of the last run in another order",
         "engine/ready.py",
         "            edit.renew(hooks[number][1], planned_from[2 * number + 1])",

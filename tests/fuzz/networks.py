@@ -39,6 +39,7 @@ SEQUENCE = (
     *("Residual()", "Attention()", "Attention(fused=True)", "Pieces()", "Again()", "Again()", "Loop()", "Loop()"),
     *("Numpy()", "Blind()", "Own()", "Sparse()", "Jagged()"),
 )
+FILLED = "{other} = {{'hidden': {value}, 'last': {second}, 'layers': [{value} * 2]}}; "
 TUPLES = (
     *(("nn.GRU(8, 8, batch_first=True)", "{new}, {other} = self.{part}({value})"),),
     *(("nn.LSTM(8, 8, batch_first=True)", "{new}, {other} = self.{part}({value})"),),
@@ -51,6 +52,16 @@ TUPLES = (
     *(("Named()", '{new} = self.{part}({value}, mask={value} < 0)["hidden"]'),),
     *(("Named()", '{new} = self.{part}(scale=0.5, hidden={value})["parts"][1]'),),
     *(("Wrapped()", "{other} = self.{part}({value}); {new} = {other}.last + {other}.rest[0]"),),
+    *(("Append()", "{other} = [{second}, {value}]; self.{part}({other}); {new} = sum({other})"),),
+    *(
+        (
+            "Append()",
+            "{other} = [{value}]; self.{part}({other}); self.{part}({other}); {new} = {other}[0] - {other}[2]",
+        ),
+    ),
+    *(("Fill()", FILLED + "self.{part}({other}); {new} = {other}['keys'] + {other}['hidden'] + {other}['last']"),),
+    *(("Fill()", FILLED + "{new} = self.{part}({other})['hidden'] + sum({other}['layers'])"),),
+    *(("Bundle()", "{other} = self.{part}({value}); {new} = {other}.hidden * {other}['gate']"),),
     *(("nn.LSTMCell(8, 8)", "{new} = {value} + self.{part}({value}[:, 0])[0][:, None]"),),
     *(("nn.Bilinear(8, 8, 8)", "{new} = self.{part}({value}, {second})"),),
     *(("nn.PairwiseDistance()", "{new} = {value} + self.{part}({value}, {second})[..., None]"),),

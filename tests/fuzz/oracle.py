@@ -63,6 +63,23 @@ class Sent(NamedTuple):
         return output
 
 
+class Placed(NamedTuple):
+    """A clone, or what has it, that is in a list or dict of the caller while the module runs."""
+
+    container: Any
+    key: Any
+    original: Any
+    clone: Any
+
+    def take_out(self) -> None:
+        """Put back what was there, unless the module has replaced it; it may be at another place of a list."""
+        places = enumerate(self.container) if isinstance(self.container, list) else self.container.items()
+        for key, part in list(places):
+            if part is self.clone and (isinstance(self.container, list) or key == self.key):
+                self.container[key] = self.original
+                return
+
+
 def sent(original: Tensor, clone: Tensor, is_users: bool) -> Sent:
     return Sent(original, clone, clone.detach().clone(), clone._version, is_users)
 
@@ -142,6 +159,7 @@ class Pass:
         self.calls: Counter[str] = Counter()
         self.running: dict[str, list[int]] = defaultdict(list)
         self.sent: dict[tuple[str, int], list[Sent]] = defaultdict(list)
+        self.placed: dict[tuple[str, int], list[Placed]] = defaultdict(list)
         self.outside: list[Tensor] = [*root.parameters(), *root.buffers()]
         """What the user has: inputs, parameters and buffers."""
         self.arguments: dict[str, list[list[Tensor]]] = defaultdict(list)
@@ -188,13 +206,19 @@ class Pass:
 
         def leaves(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             self.given[name] = args, kwargs
-            return self.edited(module, name, "output", output)
+            self.arguments[name][-1] += [
+                x for _, x in tensors((args, kwargs))
+            ]  # what the module put into containers, too
+            returned = self.taken_out(name, output)
+            new = self.edited(module, name, "output", returned)
+            return (None if returned is output else returned) if new is None else new
 
         def is_read_after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             new = self.read(module, name, "output", output)
             call = self.running[name].pop()
             self.arguments[name].pop()
             value = output if new is None else new
+            self.placed.pop((name, call), None)
             for one in reversed(self.sent.pop((name, call), [])):
                 value = one.give_back(value)
             return None if value is output else value
@@ -229,7 +253,7 @@ class Pass:
             return value
         is_ignored = side == "output" and (name, self.running[name][-1]) in self.ignored
         if is_ignored and any(same_memory(x, argument) for argument in self.arguments[name][-1]):
-            if self.sent[name, self.running[name][-1]]:
+            if self.sent[name, self.running[name][-1]] or self.placed[name, self.running[name][-1]]:
                 raise AmbiguousError("whether the caller's tensor gets both an edit of the input and one of the output")
             x.copy_(changed)
             return value
@@ -241,10 +265,32 @@ class Pass:
                     changed = clone(changed)
             is_users = not x.requires_grad and any(same_memory(x, own) for own in self.outside)
             self.sent[name, self.running[name][-1]].append(sent(x, changed, is_users))
+            if self.place(name, value, path, changed):
+                return value
         for other, tensor in list(tensors(value)):
             if tensor is x and other != path and is_first and side == "output":
                 value = replaced(value, other, changed)
         return replaced(value, path, changed)
+
+    def place(self, name: str, arguments: Any, path: Any, changed: Tensor) -> bool:
+        """Put a tensor into the list or dict of the caller that has it. Returns whether there is one."""
+        for depth in range(len(path) - 1, 1, -1):
+            container, key = at(arguments, path[:depth]), path[depth]
+            if isinstance(container, list | dict):
+                original = container[key]
+                container[key] = replaced(original, path[depth + 1 :], changed)
+                self.placed[name, self.running[name][-1]].append(Placed(container, key, original, container[key]))
+                return True
+        return False
+
+    def taken_out(self, name: str, output: Any) -> Any:
+        """The output of a module, when the call is over: its caller's containers have what was theirs."""
+        call = name, self.running[name][-1]
+        for placed in reversed(self.placed[call]):
+            placed.take_out()
+        for one in reversed(self.sent.pop(call, []) if self.placed[call] else []):
+            output = one.give_back(output)
+        return output
 
     def read(self, module: nn.Module, name: str, side: str, value: Any) -> Any:
         """Keep what is asked for, and lead gradients through a clone."""

@@ -111,6 +111,51 @@ class Named(nn.Module):
         return {"hidden": h, "parts": [h[..., :4], h.tanh()], "scale": scale}
 
 
+class Append(nn.Module):
+    """Appends to the list that it gets, and returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, bank: list[Tensor]) -> None:
+        bank.append(self.fc(bank[-1]).tanh())
+
+
+class Fill(nn.Module):
+    """Fills the dict that it gets, and a list in it, replaces an item, and returns the dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, cache: dict[str, Any]) -> dict[str, Any]:
+        cache["keys"] = self.fc(cache["hidden"])
+        cache["layers"].append(cache["last"] * 0.5)
+        cache["last"] = cache["keys"].relu()
+        return cache
+
+
+class AttrDict(dict[str, Any]):
+    """A dict whose items are attributes too."""
+
+    def __init__(self, *args: Any, **items: Any) -> None:
+        super().__init__(*args, **items)
+        self.__dict__ = self
+
+
+class Bundle(nn.Module):
+    """Returns a dict whose items are attributes too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> AttrDict:
+        h = self.fc(x)
+        return AttrDict(hidden=h, gate=h.sigmoid())
+
+
 @dataclass
 class Output:
     """What `Wrapped` returns."""

@@ -62,7 +62,8 @@ class Subject:
         """Calls, by module and number, whose callers ignore what they return: it is in no variable that is read."""
         if not isinstance(self.network, Plain):
             return set()
-        lines, calls, ignored = self.network.lines, Counter[str](), set()
+        lines = [statement.strip() for line in self.network.lines for statement in line.split(";")]
+        calls, ignored = Counter[str](), set()
         last_inside = {name: "act" for name, part in self.network.parts if part == "Residual()"}
         sequences = [name for name, part in self.network.parts if part.startswith("nn.Sequential(")]
         last_in_sequence = {name: str(len(list(self.module.get_submodule(name).children())) - 1) for name in sequences}

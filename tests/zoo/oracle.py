@@ -89,6 +89,8 @@ def replaced(value: Any, path: Path, tensor: Any) -> Any:
         parts = [part if place == key else other for place, other in enumerate(value)]
         return getattr(type(value), "_make", type(value))(parts)
     new = copy.copy(value)
+    if getattr(value, "__dict__", None) is value:  # a dict whose items are attributes too
+        new.__dict__ = new
     if isinstance(value, Mapping | list):
         new[key] = part
     else:

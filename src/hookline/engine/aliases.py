@@ -22,6 +22,7 @@ from hookline.engine._torch.transforms import is_wrapped
 from hookline.engine._torch.version_counters import can_keep_version, keep_version
 from hookline.engine.calls import call_arguments, is_call_of
 from hookline.engine.checkpointing import recomputing
+from hookline.engine.containers import note_copies, take_copies, warn_of_lost_edit, with_originals
 from hookline.engine.outside import root_of_pass
 from hookline.engine.snapshots import (
     has_same_bits,
@@ -147,6 +148,7 @@ def noted_sent(module: nn.Module, old: Any, new: Any) -> Any:
                 new = _swapped(new, counted, after)
             kept = snapshot(after.detach(), is_ours=True)
             call_arguments.sent[id(after)] = _kept(_Sent(module, before, after, kept, is_copy, _version(after)))
+    note_copies(module, old, new)
     return new
 
 
@@ -163,22 +165,38 @@ def _version(x: Tensor) -> int:
 
 
 def give_back(module: nn.Module, value: Any) -> Any:
-    """Copy what a module wrote in place to replaced arguments into the caller's own tensors.
+    """Copy what a module wrote in place to replaced arguments into the caller's own tensors, lists and dicts.
 
-    Returns the module's output, with the caller's tensors where the module returned a replacement.
+    Returns the module's output, with the caller's objects where the module returned a replacement.
     """
-    callers: list[Tensor] = []
-    for argument in list(tensors_in(call_arguments.given)):
+    copies = take_copies(module, call_arguments.given) if call_arguments.copies else []
+    swaps: list[tuple[Tensor, Tensor, dict[int, Tensor]]] = []
+    callers: list[Any] = [copy.original for copy in copies]
+    edited: list[Tensor] = []
+    for argument in list(tensors_in([call_arguments.given, *[list(copy.in_copy.values()) for copy in copies]])):
         x = argument
         while (sent := _sent_to(module, x)) is not None:
             wrote = sent.is_written() and _write(sent.old, sent.new)
             if wrote or sent.is_copy:
-                value = _swapped(value, sent.new, _leading_to(sent.new, sent.old))
+                swaps.append((sent.new, _leading_to(sent.new, sent.old), {}))
                 callers.append(sent.old)
+            else:
+                edited.append(sent.new)
             x = sent.old  # an edited input of an in-place module was replaced twice: by the edit, and by a copy of that
+    originals = {id(copy.copy): copy.original for copy in copies}
+
+    def as_callers(value: Any) -> Any:
+        value = with_originals(value, originals)
+        for new, old, views in swaps:
+            value = _swapped(value, new, old, views)
+        return value
+
+    warn_of_lost_edit(copies, value, edited)
+    for copy in copies:
+        copy.apply(as_callers)
     if callers:
         call_arguments.given = (call_arguments.given, callers)
-    return value
+    return as_callers(value)
 
 
 def _kept(sent: _Sent) -> Any:

@@ -45,6 +45,7 @@ class _Arguments(threading.local):
     def __init__(self) -> None:
         self.given: Any = None
         self.sent: dict[int, Any] = {}  # tensors that replaced the caller's: see `aliases.py`
+        self.copies: dict[int, Any] = {}  # lists and dicts that did: see `containers.py`
 
 
 call_arguments = _Arguments()

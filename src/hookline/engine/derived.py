@@ -334,7 +334,7 @@ class EndWrites(Action):
 
 
 class GiveBack(Action):
-    """Lets the caller of a module see what the module wrote in place to the arguments that were replaced."""
+    """Lets the caller of a module see what the module wrote to the tensors, lists and dicts that were replaced."""
 
     turn = Turn.CALLERS_TENSORS
 
@@ -344,7 +344,7 @@ class GiveBack(Action):
 
     def __call__(self, value: Any) -> Any:
         """Return the value, with the caller's own tensors where the module returns its arguments."""
-        return give_back(self.module, value) if call_arguments.sent else value
+        return give_back(self.module, value) if call_arguments.sent or call_arguments.copies else value
 
 
 def _is_derived(lens: Lens) -> bool:

@@ -124,6 +124,7 @@ def end_sharing(begun: int = -1) -> None:
         passes_here.outside.pop(running.hooks, None)
     if not passes_here.outside:
         call_arguments.sent.clear()  # of modules that failed
+        call_arguments.copies.clear()
 
 
 def is_in_pass() -> bool:

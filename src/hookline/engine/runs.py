@@ -293,4 +293,5 @@ def clear_state() -> None:
         stashed.has_edits = False
         current.forward_pass = None
         call_arguments.sent.clear()
+        call_arguments.copies.clear()
         stop_sharing()
