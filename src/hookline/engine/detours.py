@@ -22,7 +22,7 @@ from hookline.engine.schedule import Way, active
 from hookline.engine.taps import lock, tell_other_threads
 
 _is_traced, _is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
-_graph_task = _C._current_graph_task_id
+_graph_task, _dispatch_modes = _C._current_graph_task_id, _C._len_torch_dispatch_stack
 PLACE = "_compiled_call_impl"
 """The attribute that torch calls instead of a module and its hooks, if it is not None."""
 
@@ -75,14 +75,14 @@ class Detour:
         if _is_traced() or _is_exporting():
             return self.go_on(*args, **kwargs)  # another thread leads the calls while this one compiles the module
         runs = active.get()
-        if runs is self.alone and not here.skipped and _graph_task() == -1:  # nearly always
+        if runs is self.alone and not here.skipped and _graph_task() == -1 and not _dispatch_modes():  # nearly always
             return self.way(args, kwargs)
         way = here.skipped.get(self.module) if here.skipped else None
         if way is not None:
             return way(args, kwargs)
         for run in runs:
             if run.is_open and (way := run.ways.get(self.module)) is not None:
-                if len(runs) == 1 and _graph_task() == -1:
+                if len(runs) == 1 and _graph_task() == -1 and not _dispatch_modes():
                     return way(args, kwargs)
                 return run.with_hooks(self.module, args, kwargs)
         tell_other_threads(self.users, self.module)

@@ -5,12 +5,14 @@ Torch calls a mode for every operation until it is removed from a stack, and an 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any, Self
 
 import torch
 from torch import overrides
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from hookline.engine.blocks import UndoBlock
@@ -57,6 +59,48 @@ def remove_ended() -> None:
 
 def _is_over(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
     return bool(getattr(mode, "is_over", False))
+
+
+_CACHES = checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode
+"""The modes of selective checkpointing: the first keeps results in a region's first run, the other returns them again.
+
+They go by the operator and by how often it was called. So they must not see what hooks compute: a hook that only reads
+is not called in the second run, where the model would get its results.
+"""
+
+
+def has_caches() -> bool:
+    """Whether a mode of selective checkpointing is on."""
+    modes = _get_current_dispatch_mode_stack()
+    return len(modes) > len(_without_caches(modes))
+
+
+def uncached(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function without the modes of selective checkpointing."""
+    modes = _get_current_dispatch_mode_stack()
+    rest = _without_caches(modes)
+    if len(rest) == len(modes):
+        return function(*args)
+    try:
+        _set_dispatch_modes(rest)
+        return function(*args)
+    finally:
+        try:
+            _set_dispatch_modes(modes)
+        except BaseException:  # an interrupt
+            _set_dispatch_modes(modes)
+            raise
+
+
+def _without_caches(modes: list[TorchDispatchMode]) -> list[TorchDispatchMode]:
+    return [mode for mode in modes if not isinstance(mode, _CACHES)]
+
+
+def _set_dispatch_modes(modes: list[TorchDispatchMode]) -> None:
+    while torch._C._len_torch_dispatch_stack():
+        torch._C._pop_torch_dispatch_stack(None)
+    for mode in modes:
+        torch._C._push_on_torch_dispatch_stack(mode)
 
 
 class GradMode(ContextDecorator, UndoBlock):
