@@ -3,15 +3,18 @@
 import gc
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from networks import has_taps
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import hookline
 from hookline import HookError
+from hookline.errors import SkippedHookWarning, UnavailablePointError
 
 
 class Blocks(nn.Module):
@@ -336,3 +339,221 @@ def test_a_hook_that_only_reads_may_compute_with_a_graph(pair, x) -> None:
     assert len(seen) == 4
     for expected, gradient in zip(gradients(plain), gradients(twice), strict=True):
         assert torch.equal(expected, gradient)
+
+
+def products(_context, operator, *_, **__) -> CheckpointPolicy:
+    is_product = operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def everything(*_, **__) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE
+
+
+def nothing(*_, **__) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Mixed(nn.Module):
+    """Layers and attention in one region, or in one around another; each is how `checkpoint` is called, or None."""
+
+    def __init__(self, outer: dict | None = None, inner: dict | None = None, *, drops: bool = False) -> None:
+        super().__init__()
+        self.outer, self.inner, self.drop = outer, inner, nn.Dropout(0.5) if drops else nn.Identity()
+        self.a, self.b, self.c = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.mix = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def within(self, h):
+        return self.b(self.drop(h) * 2).tanh()
+
+    def around(self, x):
+        h = self.a(x).tanh()
+        h = self.within(h) if self.inner is None else checkpoint(self.within, h, **self.inner)
+        return self.c(self.drop(h).sin() + self.mix(h, h, h)[0])
+
+    def forward(self, x):
+        return self.around(x) if self.outer is None else checkpoint(self.around, x, **self.outer)
+
+
+PLAIN, REENTRANT = {"use_reentrant": False}, {"use_reentrant": True}
+SELECTIVE = {
+    policy.__name__: PLAIN | {"context_fn": partial(create_selective_checkpoint_contexts, policy)}
+    for policy in (products, everything, nothing)
+}
+NESTED = {f"{name} around products": (how, SELECTIVE["products"]) for name, how in SELECTIVE.items()}
+SELECTIVE_NETS = {**{name: (how, None) for name, how in SELECTIVE.items()}, **NESTED}
+
+
+def results(net, x, call) -> list[torch.Tensor]:
+    """The output, the gradients, and the random numbers after both."""
+    net.zero_grad()
+    x.grad = None
+    torch.manual_seed(1)
+    out = call(net, x)
+    out.sum().backward()
+    return [out.detach(), x.grad, *(p.grad for p in net.parameters()), torch.get_rng_state().float()]
+
+
+KEPT: list[torch.Tensor] = []
+WEIGHT = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+CALLS = {
+    "a hook that reads": lambda net, x: net.run_with_hooks(x, fwd_hooks=[("a", lambda z: KEPT.append(z @ WEIGHT))]),
+    "reads of gradients": lambda net, x: net.run_with_hooks(x, bwd_hooks=[("b", lambda g: KEPT.append(g @ WEIGHT))]),
+    "a cache": lambda net, x: net.run_with_cache(x, names_filter=["a", "b.input", "mix.pattern"])[0],
+    "a full cache": lambda net, x: net.run_with_cache(x)[0],
+    "an edit": lambda net, x: net.run_with_hooks(x, fwd_hooks=[("b", lambda z: z @ WEIGHT)]),
+    "an edit in place": lambda net, x: net.run_with_hooks(x, fwd_hooks=[("b.input", double_in_place)]),
+    "edits and reads of attention": lambda net, x: net.run_with_hooks(
+        x, fwd_hooks=[("mix.pattern", lambda z: z * 2), ("mix.scores", KEPT.append), ("c", KEPT.append)]
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SELECTIVE_NETS)
+@pytest.mark.parametrize("call", CALLS)
+def test_selective_checkpointing_does_not_see_what_hooks_compute(x, how, call) -> None:
+    """Torch keeps results by operator and number, for a second run that does not call hooks that only read."""
+    plain, twice = Mixed(), Mixed(*SELECTIVE_NETS[how])
+    twice.load_state_dict(plain.state_dict())
+    x = x[:, None].repeat(1, 3, 1).requires_grad_()
+    assert same(*(results(hookline.hook(each), x, CALLS[call]) for each in (plain, twice)))
+
+
+def test_modes_of_others_stay_on_around_hooks(x) -> None:
+    class Log(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    net = hookline.hook(Mixed(SELECTIVE["products"]))
+    x = x[:, None].repeat(1, 3, 1).requires_grad_()
+    with Log() as log:
+        net.run_with_hooks(x, fwd_hooks=[("b", lambda z: KEPT.append(z.sinh()))])
+        assert _get_current_dispatch_mode_stack() == [log]
+    assert torch.ops.aten.sinh.default in log.seen
+    with pytest.raises(HookError), Log() as log:
+        net.run_with_hooks(x, fwd_hooks=[("b", lambda _: 1 / 0)])
+    assert not _get_current_dispatch_mode_stack()
+
+
+RANDOM_NETS = {
+    **{"plain": (PLAIN, None), "reentrant": (REENTRANT, None), "selective": (SELECTIVE["products"], None)},
+    **{"plain in plain": (PLAIN, PLAIN), "plain in reentrant": (REENTRANT, PLAIN)},
+    **{"reentrant in plain": (PLAIN, REENTRANT), "reentrant in reentrant": (REENTRANT, REENTRANT)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, of a region inside a region
+@pytest.mark.parametrize("how", RANDOM_NETS)
+def test_a_hook_that_only_reads_may_draw_random_numbers(x, how) -> None:
+    """It is not called again, and dropout behind it draws the same mask as in the first run."""
+    plain, twice = Mixed(drops=True), Mixed(*RANDOM_NETS[how], drops=True)
+    twice.load_state_dict(plain.state_dict())
+    x = x[:, None].repeat(1, 3, 1).requires_grad_()
+    count = []
+
+    def sample(z) -> None:
+        count.append(torch.rand(len(count) % 3))  # other numbers each time, and sometimes none
+
+    def run(net, x):
+        count.clear()
+        hooks = [("a", sample), ("b.input", sample), ("b", lambda z: z + torch.randn_like(z)), ("b", sample)]
+        return net.run_with_hooks(x, fwd_hooks=hooks)
+
+    assert same(*(results(hookline.hook(each), x, run) for each in (plain, twice)))
+    assert len(count) == 3
+
+
+def test_a_hook_that_fails_may_have_drawn_random_numbers(x) -> None:
+    def fails(_) -> None:
+        torch.rand(3)
+        raise ValueError
+
+    def run(net, x):
+        with pytest.warns(SkippedHookWarning):
+            return net.run_with_hooks(x, fwd_hooks=[("a", fails)], on_error="skip")
+
+    plain, twice = Mixed(drops=True), Mixed(PLAIN, drops=True)
+    twice.load_state_dict(plain.state_dict())
+    x = x[:, None].repeat(1, 3, 1).requires_grad_()
+    assert same(*(results(hookline.hook(each), x, run) for each in (plain, twice)))
+
+
+def test_a_region_may_run_again_twice_with_random_numbers(x) -> None:
+    net = hookline.hook(Mixed(PLAIN, drops=True))
+    x = x[:, None].repeat(1, 3, 1).requires_grad_()
+    loss = net.run_with_hooks(x, fwd_hooks=[("a", lambda z: KEPT.append(torch.rand(2)))]).sum()
+    state = torch.get_rng_state()
+    loss.backward(retain_graph=True)
+    first = gradients(net)
+    loss.backward()
+    assert same(gradients(net), [2 * grad for grad in first])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@KINDS
+@pytest.mark.parametrize("is_inside", [False, True], ids=["around the run", "around the model"])
+def test_the_whole_model_may_be_in_a_region(pair, x, use_reentrant, is_inside) -> None:
+    plain, net = hookline.hook(pair[0].module), hookline.hook(pair[0].module)
+    x.requires_grad_()
+
+    def run(net, x):
+        if is_inside:
+            with net.hooks(fwd_hooks=HOOKS):
+                return checkpoint(net, x, use_reentrant=use_reentrant)
+        return checkpoint(lambda h: net.run_with_hooks(h, fwd_hooks=HOOKS), x, use_reentrant=use_reentrant)
+
+    expected = results(plain, x, lambda net, x: net.run_with_hooks(x, fwd_hooks=HOOKS))
+    assert same(expected, results(net, x, run))
+
+
+def test_hooks_of_others_on_saved_tensors_do_not_hide_a_region(x) -> None:
+    class Saving(Mixed):
+        def within(self, h):
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda saved: saved):
+                return super().within(h)
+
+    plain, twice = Mixed(drops=True), Saving(PLAIN, drops=True)
+    twice.load_state_dict(plain.state_dict())
+    x = x[:, None].repeat(1, 3, 1).requires_grad_()
+
+    def run(net, x):
+        return net.run_with_hooks(x, fwd_hooks=[("b", torch.sin), ("b.input", lambda z: KEPT.append(torch.rand(2)))])
+
+    assert same(*(results(hookline.hook(each), x, run) for each in (plain, twice)))
+
+
+class Core(nn.Module):
+    """Attention that has a region of its own for scores and pattern."""
+
+    num_heads = 2
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
+
+    def core(self, q, k, v):
+        return (q @ k.mT).softmax(-1) @ v
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (2, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return checkpoint(self.core, q, k, v, use_reentrant=self.use_reentrant).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, without gradients
+@KINDS
+def test_an_edit_inside_a_module_is_refused_if_its_region_is_a_part_of_the_module(x, use_reentrant) -> None:
+    """The region runs again without the rest of the module, in which nobody looks into it."""
+    net = hookline.hook(nn.Sequential(Core(use_reentrant)))
+    x = x[:, None].repeat(1, 3, 1).requires_grad_()
+    with pytest.raises(UnavailablePointError):
+        net.run_with_hooks(x, fwd_hooks=[("0.pattern", lambda z: z * 2)])
+    net.run_with_hooks(x, fwd_hooks=[("0.pattern", KEPT.append)]).sum().backward()
+    with torch.no_grad():
+        edited = net.run_with_hooks(x, fwd_hooks=[("0.pattern", lambda z: z * 2)])
+        assert torch.allclose(edited, 2 * net(x))

@@ -13,13 +13,15 @@ import torch
 from interrupts import Signals, state_of
 from networks import MLP, Twice, fill
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 import hookline
 from hookline.edits import zero
 from hookline.engine import interception, taps
 from hookline.engine._torch.interrupts import covered, table_entries
 from hookline.engine.blocks import UndoBlock, end_all, entered, surely
-from hookline.engine.modes import GradMode
+from hookline.engine.modes import GradMode, uncached
 from hookline.engine.skipping import Skipping
 from hookline.experiments import patching
 from hookline.weights.processing.swaps import Swaps
@@ -315,6 +317,21 @@ def test_an_interrupt_while_a_hook_is_removed_leaves_no_hook() -> None:
             assert state_of(module) == before, (remove, number)
             assert torch.equal(net(x), expected), (remove, number)
         assert number > 30
+
+
+def test_an_interrupt_puts_back_the_modes_of_selective_checkpointing() -> None:
+    class Other(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    (cache, _), number, came = create_selective_checkpoint_contexts([]), 0, True
+    with Other(), cache, Other():
+        before = _get_current_dispatch_mode_stack()
+        while came:
+            number += 1
+            came = InterruptAt(number + 1).run(lambda: uncached(len, []))
+            assert _get_current_dispatch_mode_stack() == before, number
+    assert number > 30
 
 
 def test_a_change_that_two_interrupts_ended_is_completed_later(monkeypatch) -> None:

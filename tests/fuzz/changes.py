@@ -22,6 +22,19 @@ def ramp(x: Tensor) -> Tensor:
     return torch.linspace(-1, 1, x.shape[-1], dtype=torch.float64).to(x.dtype)
 
 
+def drawn(x: Tensor) -> Tensor:
+    """Random numbers, in an order that does not depend on the memory of `x`."""
+    return torch.randn(x.shape, dtype=x.dtype, device=x.device)
+
+
+def rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1] if x.ndim else 1)
+
+
+def none_of(_result: Tensor) -> None:
+    """Nothing: a hook that only reads computes something for itself."""
+
+
 def part(x: Tensor) -> Tensor:
     x = x.clone()
     x[..., ::2] = 0.25
@@ -47,6 +60,11 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "wide": lambda x: x.double() * 0.5,
     "strided": lambda x: (x * 0.75).transpose(0, -1).contiguous().transpose(0, -1),
 }
+DRAWING: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "noise": lambda x: x + 0.1 * drawn(x),
+    "sample": lambda x: none_of(rows(x.detach()) @ rows(drawn(x)).T),
+}
+"""Changes that draw random numbers; the second only reads, and multiplies matrices."""
 KEEPING = ("running", "calls", "mean")
 """Changes that keep state from call to call."""
 
@@ -59,7 +77,7 @@ def made(change: str) -> Callable[[Tensor], Tensor | None]:
         return _raise
     if change in KEEPING:
         return Keeping(change)
-    function = CHANGES[change]
+    function = DRAWING[change] if change in DRAWING else CHANGES[change]
     return lambda x: function(x) if is_number(x) else rotated(x)
 
 
@@ -105,8 +123,8 @@ EDITS: dict[str, Callable[[Tensor], Tensor]] = {
     "scale": lambda x: x * -1.5,
     "add": lambda x: x + 2.0 * ramp(x),
     "replace": lambda x: torch.full_like(x, 0.25),
-    "project_out": lambda x: x - (x @ unit(x))[..., None] * unit(x),
-    "reflect": lambda x: x - 2 * (x @ unit(x))[..., None] * unit(x),
+    "project_out": lambda x: x - (x * unit(x)).sum(-1, keepdim=True) * unit(x),
+    "reflect": lambda x: x - 2 * (x * unit(x)).sum(-1, keepdim=True) * unit(x),
 }
 """Edits as data, written out."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from fuzz import changes, networks
+from fuzz import changes, networks, parts
 from fuzz.program import Add, Attach, Enter, Foreign, Gradient, Hook, Leave, Place, Program, Remove, Run, Step, Swap
 from fuzz.subject import InvalidError, Subject, quietly
 from torch import Tensor, nn
@@ -89,12 +89,15 @@ GRAPHS = 60
 class Generator:
     """Random steps at the points of one network."""
 
+    drawing = tuple(changes.DRAWING)
+    """The changes that draw random numbers."""
+
     def __init__(
         self, choose: random.Random, seen: list[Sight], ignored: set[tuple[str, int]], modules: nn.Module
     ) -> None:
         self.choose, self.ignored = choose, {name for name, _ in ignored}
         self.seen = [one for one in seen if one.shape or not one.is_strided]
-        self.has_checkpoint = any(type(module).__name__ == "Again" for module in modules.modules())
+        self.has_checkpoint = any(isinstance(module, parts.Again | parts.Selective) for module in modules.modules())
         if self.has_checkpoint:  # calls have no number where a checkpoint runs its region again
             self.seen = [one for one in self.seen if one.place.call is None]
         self.last: Sight | None = None
@@ -140,6 +143,8 @@ class Generator:
             return self.edit(seen)
         if chance < 0.28:
             return Hook(seen.place, "raise")
+        if self.drawing and chance < (0.5 if self.has_checkpoint else 0.36):
+            return Hook(seen.place, choose.choice(self.drawing))
         keeping = () if self.has_checkpoint else (*changes.KEEPING[:1], "mean")
         change = choose.choice((*changes.CHANGES, *keeping))
         return Hook(seen.place, change, choose.choice(("return", "return", "in place", "data")))

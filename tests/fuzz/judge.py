@@ -73,7 +73,7 @@ ALIASES = ("nn.Identity()", "Same()", "Turn()", "nn.Dropout", "nn.Sequential(nn.
 
 def unsaid_by_hand(program: Program, parts: list[str]) -> str | None:
     """Why clones made by hand cannot say what a program must show; None if they can."""
-    has_checkpoint = any(part.startswith("Again(") for part in parts)
+    has_checkpoint = any(part.startswith(("Again(", "Selective(")) for part in parts)
     if has_checkpoint and any(hook.change in KEEPING for hook in hooks_of(program)):
         return "a function that keeps state is called twice in a checkpointed region"
     places = [hook.place for hook in hooks_of(program)]

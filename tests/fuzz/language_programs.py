@@ -101,6 +101,8 @@ def for_shards(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 class LanguageGenerator(Generator):
     """Random steps at the points of a model."""
 
+    drawing = ()
+
     def __init__(self, choose: random.Random, subject: Subject, seen: list[Sight]) -> None:
         super().__init__(choose, seen, set(), subject.module)
         self.leaves = []  # a model is one for all programs

@@ -132,8 +132,20 @@ MUTANTS = (
     Mutant(
         "a checkpointed region runs again without its edits",
         "engine/events.py",
-        "        action.keep_for_second_run()\n    is_inside",
+        "        action.keep_for_second_run(must_act=True)\n    is_inside",
         "        pass\n    is_inside",
+    ),
+    Mutant(
+        "selective checkpointing keeps what hooks compute",
+        "engine/events.py",
+        "        if _dispatch_modes() and has_caches():",
+        "        if False:",
+    ),
+    Mutant(
+        "a checkpointed region runs again without the random numbers of hooks that only read",
+        "engine/events.py",
+        "    checkpointing.draw_again(action)\n",
+        "",
     ),
     Mutant(
         "hooks that are prepended go last",

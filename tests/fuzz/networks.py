@@ -37,7 +37,8 @@ SEQUENCE = (
     *("nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)", "orthogonal()", "Scale()", "Clear()", "Turn()"),
     *("nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)", "Same()", "Store()", "Count()"),
     *("Residual()", "Attention()", "Attention(fused=True)", "Pieces()", "Again()", "Again()", "Loop()", "Loop()"),
-    *("Numpy()", "Blind()", "Own()", "Sparse()", "Jagged()"),
+    *("Numpy()", "Blind()", "Own()", "Sparse()", "Jagged()", "Drops()", "Selective()"),
+    *("Selective('mm', 'bmm', 'addmm')",),
 )
 FILLED = "{other} = {{'hidden': {value}, 'last': {second}, 'layers': [{value} * 2]}}; "
 TUPLES = (

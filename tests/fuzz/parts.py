@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 WIDTH = 8
 
@@ -219,6 +220,34 @@ class Again(nn.Module):
         if not torch.is_grad_enabled():
             return self.body(x)
         return checkpoint(self.body, x, use_reentrant=self.reentrant)
+
+
+class Drops(nn.Module):
+    """Drops entries, also in eval mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(x.shape, device=x.device) < 0.75)
+
+
+class Selective(nn.Module):
+    """Computes its child again, with random numbers in it, but not the results that it keeps."""
+
+    def __init__(self, *operators: str) -> None:
+        super().__init__()
+        first, second = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.body, self.operators = nn.Sequential(first, nn.Tanh(), Drops(), second), operators
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self.body(x)
+        if not self.operators:
+            return checkpoint(self.body, x, use_reentrant=False)
+        contexts = partial(create_selective_checkpoint_contexts, self.policy)
+        return checkpoint(self.body, x, use_reentrant=False, context_fn=contexts)
+
+    def policy(self, _context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        is_kept = operator.overloadpacket.__name__ in self.operators
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Loop(nn.Module):

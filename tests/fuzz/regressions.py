@@ -118,6 +118,22 @@ REGRESSIONS: tuple[tuple[str, str, Program], ...] = (
         ),
     ),
     (
+        "what a hook computed that only reads was kept by selective checkpointing, for the model to use",
+        "uncompiled",
+        Program(
+            Plain((("m0", "Selective('mm')"),), ("return self.m0(x)",), X),
+            (Run((Hook(at("m0.body.0", "input"), "sample"),), mode="grad"),),
+        ),
+    ),
+    (
+        "a hook that only reads drew random numbers, and a checkpointed region other ones when it ran again",
+        "uncompiled",
+        Program(
+            Plain((("m0", "Selective()"),), ("return self.m0(x)",), X),
+            (Run((Hook(at("m0.body.1"), "sample"),), mode="grad"),),
+        ),
+    ),
+    (
         "the inside of a norm was computed from what the norm would have got without a hook of others",
         "uncompiled",
         Program(

@@ -199,20 +199,26 @@ def record(counts: Counter[str]) -> None:
 
 def table(total: Counter[str]) -> str:
     """What ran, as Markdown."""
-    executors = sorted({name.rsplit(" ", 1)[0] for name in total if name.split()[-1] in VERDICTS})
+    executors = sorted({name.rsplit(" ", 1)[0] for name in total if is_of_pairs(name)})
     rows = [f"| {name} | {sum(total[f'{name} {verdict}'] for verdict in VERDICTS):,} |" for name in executors]
     return (
         f"So far {total['programs']:,} programs ran: {pairs(total):,} pairs of a program and a way of running it.\n\n"
         "| way | programs |\n| --- | --- |\n" + "\n".join(rows) + "\n\n"
+        f"In {total['process fails']:,} programs, the fuzzer's own process died or hung.\n\n"
     )
 
 
 VERDICTS = ("agrees", "refused", "fails")
 
 
+def is_of_pairs(name: str) -> bool:
+    """Whether a count is of pairs of a program and an executor, and not of processes that died."""
+    return name.split()[-1] in VERDICTS and not name.startswith("process ")
+
+
 def pairs(counts: Counter[str]) -> int:
     """How many pairs of a program and an executor were compared."""
-    return sum(count for name, count in counts.items() if name.split()[-1] in VERDICTS)
+    return sum(count for name, count in counts.items() if is_of_pairs(name))
 
 
 def main() -> None:
@@ -251,17 +257,17 @@ def main() -> None:
 
 
 def replay(executor_name: str, program: Any) -> None:
-    """Run a program as it was printed, and say what differs."""
+    """Run a program as it was printed, and say what differs. The exit status is 1 if it fails, 2 if it cannot run."""
     from fuzz import judge
     from fuzz.executors import EXECUTORS
     from fuzz.subject import Subject
 
     subject = Subject(program.network)
-    expected = judge.by_hand(subject, program)
+    expected = judge.by_hand(subject, program, is_clear=True)
     executor = next(executor for executor in EXECUTORS if executor.name == executor_name)
     verdict = expected if isinstance(expected, judge.Verdict) else judge.judge(subject, program, executor, expected)
     print(f"{verdict.kind}: {verdict.text}")
-    sys.exit(verdict.kind == "fails")
+    sys.exit({"fails": 1, "invalid": 2}.get(verdict.kind, 0))
 
 
 if __name__ == "__main__":

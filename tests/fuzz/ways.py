@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from fuzz import languages
+from fuzz import changes, languages
 from fuzz.library import Library, pairs, received
 from fuzz.oracle import ANYTHING, Observed
-from fuzz.program import Add, Attach, Language, Plain, Program, Remove, Run, Swap, runs
+from fuzz.program import Add, Attach, Language, Plain, Program, Remove, Run, Swap, hooks_of, runs
 from fuzz.subject import Subject
 
 
@@ -58,8 +58,8 @@ def again(subject: Subject, program: Program) -> Observed:
     return Library(subject, program, first.net).run()
 
 
-WITH_STATE = ("Store", "Count", "BatchNorm", "table")
-"""What a network shares between threads."""
+WITH_STATE = ("Store", "Count", "BatchNorm", "table", "Drops", "Selective")
+"""What a network shares between threads: state, or the random numbers that it draws."""
 
 
 def is_for_threads(program: Program) -> bool:
@@ -68,6 +68,8 @@ def is_for_threads(program: Program) -> bool:
     Hooks that are added, those of others, gradients of parameters and the random numbers are of all threads.
     """
     if any(isinstance(step, Add | Attach | Swap | Remove) for step in program.steps):
+        return False
+    if any(hook.change in changes.DRAWING for hook in hooks_of(program)):
         return False
     network = program.network
     if isinstance(network, Plain) and any(word in repr((network.parts, network.lines)) for word in WITH_STATE):

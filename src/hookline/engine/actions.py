@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookline.engine import passes
 from hookline.engine._torch.thread_state import set_grad_enabled
 from hookline.engine.calls import Count, running
-from hookline.engine.checkpointing import keep_for_second_run, recomputing
+from hookline.engine.checkpointing import is_first_run, keep_for_second_run, recomputing
 from hookline.engine.deferred import Deferred
 from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.outside import Held, begin_sharing, end_sharing
@@ -109,7 +109,7 @@ class Begin(Action):
         """Begin the pass."""
         self.fired = True
         self.count.here().begin(self.tap, self.module)
-        recomputing.starts_with_grad = torch.is_grad_enabled()
+        recomputing.starts_with_grad = torch.is_grad_enabled() or is_first_run()
         begin_sharing(self.module, value, self._held)
         passes.text().begin(self.module, _by_name(self.module, value))
         return value
@@ -254,10 +254,10 @@ class PointAction(Action):
             return 0 if self.times == 1 else UNKNOWN
         return self.count.of(self.tap)
 
-    def keep_for_second_run(self) -> None:
+    def keep_for_second_run(self, *, must_act: bool = False) -> None:
         """Act again when the checkpointed region that is running now, if there is one, recomputes."""
         if recomputing.starts_with_grad or torch.is_grad_enabled():
-            keep_for_second_run(self, current.forward_pass)
+            keep_for_second_run(self, current.forward_pass, must_act=must_act)
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or for the current one."""

@@ -8,7 +8,7 @@ computed in separate steps; otherwise the fused call is unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from hookline.engine.aliases import Alias
 from hookline.engine.deferred import Deferred, kept
 from hookline.engine.inner import InnerTap
 from hookline.engine.interception import FunctionInterceptor, ModeInterceptor, OperatorInterceptor
-from hookline.engine.modes import GradMode
+from hookline.engine.modes import GradMode, has_caches, uncached
 from hookline.engine.order import Kind
 from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
@@ -274,11 +274,7 @@ class AttentionSteps(FunctionInterceptor):
         output: Tensor | None = None
         if (captures := self.captures) is not None and self._is_alone():
             output = self._fused_output(call)
-            scores = call.scores_later(self.lengths)
-            if scores is not None:
-                values = (*scores.arguments[:2], scores, Deferred(_pattern, scores, call.hides))
-                for capture, value in zip(captures, values, strict=True):
-                    capture(value)
+            if uncached(self._capture, call, captures):
                 return output
         waiting = [*scores_at.actions(), *pattern_at.actions()]
         if all(action.only_reads for action in (*query.actions(), *key.actions(), *waiting)):
@@ -288,9 +284,19 @@ class AttentionSteps(FunctionInterceptor):
             key.flow(call.key)
         else:
             call = call._replace(query=query.flow(call.query), key=key.flow(call.key))
-        if waiting and not self._defer(call, waiting):
-            output = self._stepwise(call, waiting, output)
+        if waiting and not uncached(self._defer, call, waiting):
+            output = uncached(self._stepwise, call, waiting, output)
         return self._fused_output(call) if output is None else output
+
+    def _capture(self, call: FusedCall, captures: Sequence[Callable[[Any], None]]) -> bool:
+        """Let the only run take what is computed from a fused call. Returns whether it can."""
+        scores = call.scores_later(self.lengths)
+        if scores is None:
+            return False
+        values = (*scores.arguments[:2], scores, Deferred(_pattern, scores, call.hides))
+        for capture, value in zip(captures, values, strict=True):
+            capture(value)
+        return True
 
     def _is_alone(self) -> bool:
         """Whether one run acts at the taps."""
@@ -342,7 +348,7 @@ class AttentionSteps(FunctionInterceptor):
         given |= {{"split_size_or_sections": "sizes", "split_size": "sizes"}.get(k, k): v for k, v in kwargs.items()}
         tensor, sizes = given["tensor"], given["sizes"]
         is_of_rows = isinstance(sizes, list | tuple) and tensor.ndim == 4 and given.get("dim", 0) in (2, -2)
-        if not is_of_rows or [*sizes] != self._packed_lengths():
+        if not is_of_rows or [*sizes] != self._packed_lengths() or has_caches():
             return func(*args, **kwargs)
         self.lengths = [*sizes]
         return (tensor,)
@@ -401,13 +407,17 @@ class AttentionSteps(FunctionInterceptor):
 
         if not self.seen_qk and self.are_queries(left.shape):
             self.seen_qk = True
-            left, right = self.taps[Kind.QUERY].flow(left), self.taps[Kind.KEY].flow(right.transpose(-2, -1))
-            right = right.transpose(-2, -1)
+            left, right = uncached(self._factors, left, right)
             return product(left, right) if self.lengths is None else self._block_diagonal(product, left, right)
         if self.lengths is not None and self.patterns and not self.is_edited:
             parts = [product(left[..., at, at], right[..., at, :]) for at in _slices(self.lengths)]
             return torch.cat(parts, -2)
         return func(*args, **kwargs)
+
+    def _factors(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and transposed keys, after the hooks on them."""
+        left, right = self.taps[Kind.QUERY].flow(left), self.taps[Kind.KEY].flow(right.transpose(-2, -1))
+        return left, right.transpose(-2, -1)
 
     def _block_diagonal(self, function: Callable[..., Tensor], left: Tensor, right: Tensor | None = None) -> Tensor:
         """What a function returns for each image or window, with zeros between them."""

@@ -7,12 +7,16 @@ region exists, the run stays attached to its modules, and acts only when that re
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Generator, Tensor, nn
 
 from hookline.engine._torch.checkpoint_regions import (
+    FILE,
     FIRST_RUN,
     RECOMPUTATION,
     REENTRANT_FIRST_RUN,
@@ -23,8 +27,9 @@ from hookline.engine._torch.checkpoint_regions import (
     regions_in_first_run,
     regions_in_second_run,
 )
-from hookline.engine._torch.frames import callers
-from hookline.engine.calls import stashed
+from hookline.engine._torch.frames import callers, frame_at
+from hookline.engine._torch.graph_tasks import current_graph_task
+from hookline.engine.calls import is_call_of, stashed
 
 if TYPE_CHECKING:
     from hookline.engine.actions import PointAction
@@ -36,7 +41,7 @@ class _Recomputing(threading.local):
 
     def __init__(self) -> None:
         self.is_on = False  # whether a checkpointed region is recomputing
-        self.starts_with_grad = False  # whether gradients were enabled when the forward pass began
+        self.starts_with_grad = True  # whether gradients were enabled when the forward pass began, as far as is known
 
 
 recomputing = _Recomputing()
@@ -59,9 +64,14 @@ def is_first_run() -> bool:
     if hooks is None and torch.is_grad_enabled():
         return False
     need_regions()
-    if hooks is not None and getattr(hooks[0], "__qualname__", "") == FIRST_RUN:
-        return True
-    return not torch.is_grad_enabled() and any(frame.f_code is REENTRANT_FIRST_RUN for frame in callers())
+    if hooks is not None and (name := getattr(hooks[0], "__qualname__", "")) != RECOMPUTATION:
+        return name == FIRST_RUN or any(True for _ in regions_in_first_run())  # hooks of others in a region
+    if torch.is_grad_enabled():
+        return False
+    frame: FrameType | None = frame_at(1)  # not `callers`: this is asked in every pass without gradients
+    while frame is not None and frame.f_code is not REENTRANT_FIRST_RUN:
+        frame = frame.f_back
+    return frame is not None
 
 
 def leave_regions() -> list[tuple[Any, Any]]:
@@ -97,13 +107,21 @@ class _TapLease:
         self._tap.release(self._module, self)
 
 
-def keep_for_second_run(action: PointAction, forward_pass: Any) -> None:
+def keep_for_second_run(action: PointAction, forward_pass: Any, *, must_act: bool) -> None:
     """Let `action` act again when the regions that the current code is in recompute. There may be none, or several.
 
-    `forward_pass` is the current one of a language model: another one may be running by then, or none.
+    `forward_pass` is the current one of a language model: another one may be running by then, or none. With `must_act`,
+    raise if the action will not be there, because the region is a part of the module that it looks into.
     """
     if not is_first_run():
         return
+    if must_act and action.tap.kind.is_inner and _is_part_of(action.module):
+        action.refuse(
+            "its module computes it in a checkpointed region, which runs again without the rest of the module: turn "
+            "gradient checkpointing off, or run the model under torch.no_grad()"
+        )
+    if recomputing.is_on:  # a region inside the one that recomputes
+        forward_pass = pass_in_second_run()
     for region, args in regions_in_first_run():
         region.__dict__["_hookline_pass"] = forward_pass
         given = region.__dict__.setdefault("_hookline_given", {})
@@ -113,6 +131,73 @@ def keep_for_second_run(action: PointAction, forward_pass: Any) -> None:
             run = action.run
             known = [lease for lease in acted.values() if isinstance(lease, Lease) and lease.run is run]
             acted[action] = known[0] if known else _TapLease(action) if run is None else Lease(run)
+
+
+class _State(NamedTuple):
+    """The state of a generator of random numbers."""
+
+    bits: bytes
+    tensor: Tensor
+
+
+def _random_states() -> dict[Generator, _State]:
+    """The states of the generators that torch restores before a region runs again."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    states = [each.get_state() for each in generators]
+    # Not `numpy()` or `equal`, which modes of others would see.
+    bits = [ctypes.string_at(state.data_ptr(), state.numel()) for state in states]
+    return dict(zip(generators, map(_State, bits, states), strict=True))
+
+
+def is_second_run() -> bool:
+    """Whether the current code runs again."""
+    return current_graph_task() != -1 and runs_in_second_run() is not None
+
+
+class HookCall:
+    """Around a call of a hook that may be in a region: leaves the region meanwhile, and notes what the hook draws.
+
+    A hook that only reads is not called in the second run, which begins with the random state of the first one. So the
+    second run has to continue with the state in which the hook left the generators: dropout would draw another mask.
+    """
+
+    def __init__(self) -> None:
+        self._states = _random_states() if is_first_run() else {}
+        self._left = leave_regions() if torch.is_grad_enabled() else []
+
+    def end(self, action: PointAction) -> None:
+        """The hook has returned, or raised."""
+        enter_again(self._left)
+        if self._states:
+            after = _random_states()
+            draws = {(each, state.bits): after[each] for each, state in self._states.items() if each in after}
+            _keep_draws(action, {key: state for key, state in draws.items() if state.bits != key[1]})
+
+
+_Draws: TypeAlias = dict[tuple[Generator, bytes], _State]
+"""The state of a generator after a hook, by that before it: so it does not matter how often a region runs again."""
+
+
+def _keep_draws(action: PointAction, draws: _Draws) -> None:
+    if draws:
+        action.keep_for_second_run(must_act=True)
+        for region, _ in regions_in_first_run():
+            region.__dict__.setdefault("_hookline_draws", {}).setdefault(action, {}).update(draws)
+
+
+def draw_again(action: PointAction) -> None:
+    """Move the generators as a hook did in the first run, which is not called in the second."""
+    draws: _Draws = {}
+    for region, _ in regions_in_second_run():
+        draws |= region.__dict__.get("_hookline_draws", {}).get(action, {})
+    if draws:
+        draws = {key: draws[key] for each, state in _random_states().items() if (key := (each, state.bits)) in draws}
+        for (generator, _), state in draws.items():
+            generator.set_state(state.tensor)
+        if is_first_run():  # of a region inside
+            _keep_draws(action, draws)
 
 
 def runs_in_second_run() -> list[Run] | None:
@@ -142,3 +227,13 @@ def stash_again() -> None:
     for region, args in reversed(list(regions_in_second_run())):  # the innermost last: its arguments are the latest
         for site, index in region.__dict__.get("_hookline_given", {}).items():
             stashed.saved[site], stashed.memo[site] = args[index], {}
+
+
+def _is_part_of(module: nn.Module) -> bool:
+    """Whether the innermost region that runs for the first time began in the running call of `module`."""
+    for frame in callers():
+        if is_call_of(frame, module):
+            return False
+        if frame.f_code is REENTRANT_FIRST_RUN or frame.f_code.co_filename == FILE:
+            return True
+    return False

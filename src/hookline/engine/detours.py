@@ -20,6 +20,7 @@ from hookline.engine._torch.bytecode import code_or_none
 from hookline.engine._torch.compiled_calls import call_with_hooks, can_detour, looks_for_hooks, takes_detours
 from hookline.engine._torch.frames import frame_at
 from hookline.engine._torch.graph_tasks import current_graph_task
+from hookline.engine._torch.mode_stacks import count_dispatch_modes
 from hookline.engine.schedule import Way, active
 from hookline.engine.taps import lock, tell_other_threads
 
@@ -76,14 +77,16 @@ class Detour:
         if _is_traced() or _is_exporting():
             return self.go_on(*args, **kwargs)  # another thread leads the calls while this one compiles the module
         runs = active.get()
-        if runs is self.alone and not here.skipped and current_graph_task() == -1:  # nearly always
+        if (
+            runs is self.alone and not here.skipped and current_graph_task() == -1 and not count_dispatch_modes()
+        ):  # nearly always
             return self.way(args, kwargs)
         way = here.skipped.get(self.module) if here.skipped else None
         if way is not None:
             return way(args, kwargs)
         for run in runs:
             if run.is_open and (way := run.ways.get(self.module)) is not None:
-                if len(runs) == 1 and current_graph_task() == -1:
+                if len(runs) == 1 and current_graph_task() == -1 and not count_dispatch_modes():
                     return way(args, kwargs)
                 return run.with_hooks(self.module, args, kwargs)
         tell_other_threads(self.users, self.module)

@@ -19,12 +19,14 @@ import torch
 from torch import nn
 
 from hookline.engine import checkpointing, compiling, failures, interception
-from hookline.engine._torch.checkpoint_regions import StopRecomputation
+from hookline.engine._torch.checkpoint_regions import StopRecomputation, hooks_on_saved_tensors
 from hookline.engine._torch.graph_tasks import current_graph_task
+from hookline.engine._torch.mode_stacks import count_dispatch_modes
 from hookline.engine._torch.refcounts import can_count, references
 from hookline.engine.aliases import is_discarded
 from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.checkpointing import recomputing
+from hookline.engine.modes import has_caches, uncached
 from hookline.engine.order import Kind, arrange
 from hookline.engine.outside import is_whole
 from hookline.engine.passes import current
@@ -57,7 +59,7 @@ class Listener:
         runs = active.get()
         if len(runs) == 1 and runs[0].captures and (capture := runs[0].capture_at(self)) is not None:
             given = (args, rest[0]) if self.kind is Kind.INPUT else rest[1]
-            return capture(given)
+            return uncached(capture, given) if count_dispatch_modes() else capture(given)
         before, call_arguments.given = call_arguments.given, (args, rest[0])
         value = call_arguments.given if self.kind is Kind.INPUT else rest[1]
         try:
@@ -68,6 +70,8 @@ class Listener:
 
     def flow(self: Any, value: Any) -> Any:
         """Pass a value through the steps of the runs that listen here in this thread, and return the outcome."""
+        if count_dispatch_modes() and has_caches():
+            return uncached(self.flow, value)
         runs = active.get()
         here: Sequence[Schedule]
         if len(runs) == 1 and not self.permanent and current_graph_task() == -1:  # nearly always
@@ -143,7 +147,7 @@ def edit(action: Edit, value: Any) -> Any:
         new = action.view.put(value, action.fitted_result(result, x, given))
     action.has_edited = True
     if recomputing.starts_with_grad or torch.is_grad_enabled():
-        action.keep_for_second_run()
+        action.keep_for_second_run(must_act=True)
     is_inside = action.tap.kind is Kind.OUTPUT and not is_whole(action.module)
     return action.written_back(value, new) if is_inside and is_discarded(in_place=action.may_write) else new
 
@@ -153,7 +157,8 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
     before = running.call, running.hooks, current.forward_pass, current.at_hook
     recomputed = recomputing.is_on, recomputing.starts_with_grad
     saved = stashed.saved, stashed.memo
-    regions = checkpointing.leave_regions() if torch.is_grad_enabled() else []
+    may_be_reentrant = recomputing.starts_with_grad and not torch.is_grad_enabled() and action.dir == "fwd"
+    in_region = checkpointing.HookCall() if may_be_reentrant or hooks_on_saved_tensors() is not None else None
     try:
         if recomputing.is_on:
             current.forward_pass = checkpointing.pass_in_second_run()
@@ -172,8 +177,8 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
         running.call, running.hooks, current.forward_pass, current.at_hook = before
         recomputing.is_on, recomputing.starts_with_grad = recomputed
         stashed.saved, stashed.memo = saved
-        if regions:
-            checkpointing.enter_again(regions)
+        if in_region is not None:
+            in_region.end(action)
 
 
 def composed(action: Edit, *, is_replay: bool) -> Step:
@@ -190,6 +195,7 @@ def replayed(action: Edit, value: Any) -> Any:
     """What an edit did in the first run of a checkpointed region. A hook that only read is not called again."""
     if action.has_edited and action in checkpointing.acted_in_first_run():
         return edit(action, value)
+    checkpointing.draw_again(action)
     if not action.has_passed_on:
         return value
     x = action.view.get(value)

@@ -90,7 +90,7 @@ class _GradientStep:
         if why_not is not None or not torch.is_grad_enabled():
             return value
         if first.is_derived or not x.requires_grad:  # a graph that begins here must begin here again
-            self._keep_for_second_run()
+            self._keep_for_second_run(must_act=False)
         sent = SentTensor.in_memory_of(x) if self._shares_memory(x) else SentTensor.as_copy(x)
         is_led = (self._is_read_in_place(x) or self._is_written_whole(x)) and sent.lead(x)
         for tap in taps:
@@ -134,12 +134,12 @@ class _GradientStep:
     def _comes_later(self) -> bool:
         if not (recomputing.starts_with_grad and is_first_run()):
             return False
-        self._keep_for_second_run()
+        self._keep_for_second_run(must_act=True)
         return True
 
-    def _keep_for_second_run(self) -> None:
+    def _keep_for_second_run(self, *, must_act: bool) -> None:
         for tap in self.taps:
-            tap.keep_for_second_run()
+            tap.keep_for_second_run(must_act=must_act)
 
 
 class BackwardHook(GradientTap, HookAction):

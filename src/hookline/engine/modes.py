@@ -5,14 +5,17 @@ Torch calls a mode for every operation until it is removed from a stack, and an 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any, Self
 
 import torch
 
+from hookline.engine._torch.checkpoint_regions import CACHES
 from hookline.engine._torch.mode_stacks import (
     TorchDispatchMode,
     TorchFunctionMode,
+    count_dispatch_modes,
     dispatch_modes,
     function_modes,
     pop_dispatch_mode,
@@ -65,6 +68,40 @@ def remove_ended() -> None:
 
 def _is_over(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
     return bool(getattr(mode, "is_over", False))
+
+
+def has_caches() -> bool:
+    """Whether a mode of selective checkpointing is on."""
+    modes = dispatch_modes()
+    return len(modes) > len(_without_caches(modes))
+
+
+def uncached(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function without the modes of selective checkpointing."""
+    modes = dispatch_modes()
+    rest = _without_caches(modes)
+    if len(rest) == len(modes):
+        return function(*args)
+    try:
+        _set_dispatch_modes(rest)
+        return function(*args)
+    finally:
+        try:
+            _set_dispatch_modes(modes)
+        except BaseException:  # an interrupt
+            _set_dispatch_modes(modes)
+            raise
+
+
+def _without_caches(modes: list[TorchDispatchMode]) -> list[TorchDispatchMode]:
+    return [mode for mode in modes if not isinstance(mode, CACHES)]
+
+
+def _set_dispatch_modes(modes: list[TorchDispatchMode]) -> None:
+    while count_dispatch_modes():
+        pop_dispatch_mode()
+    for mode in modes:
+        push_dispatch_mode(mode)
 
 
 class GradMode(ContextDecorator, UndoBlock):

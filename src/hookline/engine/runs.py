@@ -18,7 +18,7 @@ from hookline.engine._torch.mode_stacks import count_function_modes
 from hookline.engine.actions import Action, Agree, Compare, PointAction, bounds, numbers
 from hookline.engine.blocks import UndoBlock
 from hookline.engine.calls import call_arguments, running, stashed
-from hookline.engine.checkpointing import recomputing
+from hookline.engine.checkpointing import is_first_run, is_second_run, recomputing
 from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.modes import remove_ended
@@ -180,7 +180,7 @@ class Run(Schedule, UndoBlock):
             remove_ended()
         active.set((*[run for run in active.get() if run.is_open], self))
         self.retain(self)
-        recomputing.starts_with_grad = torch.is_grad_enabled()
+        recomputing.starts_with_grad = torch.is_grad_enabled() or is_first_run()
         self.count.open()
         self.is_open = True
         return self
@@ -253,6 +253,8 @@ class Run(Schedule, UndoBlock):
         if self._elsewhere:
             report_elsewhere(self._elsewhere, self.root)
             self._elsewhere = {}
+        if is_second_run():
+            return  # opened in a checkpointed region: the run that was opened there first acts, and has reported
         silent = [each for each in self._at_points if not each.fired and each.must_fire]
         if silent:
             report_silent(silent, has_run=not self._bounds or self._bounds[0].fired)

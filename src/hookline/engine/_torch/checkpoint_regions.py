@@ -44,6 +44,17 @@ class _NeverRaisedError(Exception):
 StopRecomputation: type[Exception] = getattr(checkpoint, "_StopRecomputationError", _NeverRaisedError)
 """Raised by torch in a region that runs again, when it has recomputed all that it needs."""
 
+CACHES: tuple[type[Any], ...] = tuple(
+    vars(checkpoint)[name]
+    for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+    if name in vars(checkpoint)
+)
+"""The modes of selective checkpointing: the first keeps results in a region's first run, the other returns them again.
+
+They go by the operator and by how often it was called. So they must not see what hooks compute: a hook that only reads
+is not called in the second run, where the model would get its results.
+"""
+
 
 def regions_in_first_run() -> Iterator[tuple[Any, Sequence[Any]]]:
     """The regions that the current code is in, the innermost first, and their arguments."""
@@ -61,7 +72,8 @@ def regions_in_second_run() -> Iterator[tuple[Any, Sequence[Any]]]:
     args: Sequence[Any] = ()
     for frame in callers():
         if frame.f_code is _REENTRANT_SECOND_RUN:
-            yield frame.f_locals["ctx"], frame.f_locals["detached_inputs"]
+            if "detached_inputs" in frame.f_locals:  # else a region around it recomputes what it was called with
+                yield frame.f_locals["ctx"], frame.f_locals["detached_inputs"]
         elif frame.f_code.co_filename == FILE and frame.f_code.co_name == "recompute_fn":
             args = frame.f_locals["args"]
         elif frame.f_code.co_filename == FILE and frame.f_code.co_qualname == _SECOND_RUN:
