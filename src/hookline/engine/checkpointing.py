@@ -156,11 +156,11 @@ def is_second_run() -> bool:
     return current_graph_task() != -1 and runs_in_second_run() is not None
 
 
-class HookCall:
-    """Around a call of a hook that may be in a region: leaves the region meanwhile, and notes what the hook draws.
+class Absence:
+    """The time of a hook's call in a region: the region is left meanwhile, and what the hook draws is noted.
 
     A hook that only reads is not called in the second run, which begins with the random state of the first one. So the
-    second run has to continue with the state in which the hook left the generators: dropout would draw another mask.
+    second run has to continue with the state in which the hook left the generators, or dropout draws another mask.
     """
 
     def __init__(self) -> None:

@@ -158,7 +158,7 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
     recomputed = recomputing.is_on, recomputing.starts_with_grad
     saved = stashed.saved, stashed.memo
     may_be_reentrant = recomputing.starts_with_grad and not torch.is_grad_enabled() and action.dir == "fwd"
-    in_region = checkpointing.HookCall() if may_be_reentrant or hooks_on_saved_tensors() is not None else None
+    in_region = checkpointing.Absence() if may_be_reentrant or hooks_on_saved_tensors() is not None else None
     try:
         if recomputing.is_on:
             current.forward_pass = checkpointing.pass_in_second_run()
