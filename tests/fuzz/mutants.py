@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant(
         "selective checkpointing keeps what hooks compute",
         "engine/events.py",
-        "        if _dispatch_modes() and has_caches():",
+        "        if count_dispatch_modes() and has_caches():",
         "        if False:",
     ),
     Mutant(

@@ -148,7 +148,10 @@ def noted_sent(module: nn.Module, old: Any, new: Any) -> Any:
                 new = _swapped(new, counted, after)
             kept = snapshot(after.detach(), is_ours=True)
             call_arguments.sent[id(after)] = _kept(_Sent(module, before, after, kept, is_copy, _version(after)))
-    note_copies(module, old, new)
+    for before, after in zip((*old[0], *old[1].values()), (*new[0], *new[1].values()), strict=False):
+        if before is not after and type(before) is not Tensor:
+            note_copies(module, old, new)
+            break
     return new
 
 
@@ -173,7 +176,10 @@ def give_back(module: nn.Module, value: Any) -> Any:
     swaps: list[tuple[Tensor, Tensor, dict[int, Tensor]]] = []
     callers: list[Any] = [copy.original for copy in copies]
     edited: list[Tensor] = []
-    for argument in list(tensors_in([call_arguments.given, *[list(copy.in_copy.values()) for copy in copies]])):
+    sources = (
+        [call_arguments.given, *[list(copy.in_copy.values()) for copy in copies]] if copies else call_arguments.given
+    )
+    for argument in list(tensors_in(sources)):
         x = argument
         while (sent := _sent_to(module, x)) is not None:
             wrote = sent.is_written() and _write(sent.old, sent.new)
@@ -183,6 +189,8 @@ def give_back(module: nn.Module, value: Any) -> Any:
             else:
                 edited.append(sent.new)
             x = sent.old  # an edited input of an in-place module was replaced twice: by the edit, and by a copy of that
+    if not callers:
+        return value
     originals = {id(copy.copy): copy.original for copy in copies}
 
     def as_callers(value: Any) -> Any:
@@ -194,8 +202,7 @@ def give_back(module: nn.Module, value: Any) -> Any:
     warn_of_lost_edit(copies, value, edited)
     for copy in copies:
         copy.apply(as_callers)
-    if callers:
-        call_arguments.given = (call_arguments.given, callers)
+    call_arguments.given = (call_arguments.given, callers)
     return as_callers(value)
 
 

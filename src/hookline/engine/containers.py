@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
+from hookline.engine._torch.graph_tasks import at_end_of_backward
 from hookline.engine.calls import call_arguments
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.structures import children, replaced
@@ -152,7 +152,7 @@ def note_copies(module: nn.Module, old: Any, new: Any) -> None:
             note = CopiedContainer(module, original, copy, Contents.of(original), Contents.of(copy))
             copies[id(copy)] = note
             if recomputing.is_on:  # torch may end the recomputation in the middle of the module
-                torch.autograd.Variable._execution_engine.queue_callback(partial(_forget, copies, note))
+                at_end_of_backward(partial(_forget, copies, note))
 
 
 def _forget(copies: dict[int, CopiedContainer], note: CopiedContainer) -> None:
