@@ -7,13 +7,10 @@ relies on the two being one: `self.relu(h)` in place, with its return value igno
 
 from __future__ import annotations
 
-import dis
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -21,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
+from hookline.engine.bytecode import DISCARDED, RETURNED, USED, fate_of, is_calling
 from hookline.engine.calls import MODULE_CALL, call_arguments, callers, is_call_of
 from hookline.engine.checkpointing import recomputing
 from hookline.engine.outside import root_of_pass
@@ -291,7 +289,6 @@ def _viewed_alike(view: Tensor, new: Tensor, old: Tensor) -> Tensor:
 _HERE = str(Path(__file__).parent)
 _TORCH = nn.modules.module.__file__
 _SEQUENTIAL = nn.Sequential.forward.__code__
-_USED, _DISCARDED, _RETURNED = range(3)
 
 
 def is_discarded(*, in_place: bool = True) -> bool:
@@ -303,58 +300,27 @@ def is_discarded(*, in_place: bool = True) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TORCH:
         frame = frame.f_back
-    fate, root = _RETURNED, None
-    while fate == _RETURNED:
+    fate, root, inner = RETURNED, None, frame
+    while fate == RETURNED:
         while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
             if root is not None and is_call_of(frame, root):
                 return False  # it is the output of the whole model
-            frame = frame.f_back
+            inner, frame = frame, frame.f_back
         if frame is None or frame.f_code.co_filename == checkpoint.__file__:
             return False  # a checkpoint that recomputes ignores the output of its region
         if frame.f_code is not _SEQUENTIAL:
-            fate = _fates(frame.f_code).get(frame.f_lasti, _USED)
+            fate = fate_of(frame, inner)  # type: ignore[arg-type]
         elif not in_place:
             return False
         else:
             modules = frame.f_locals["self"]._modules  # iterating over the module itself would cost calls
-            fate = _RETURNED if frame.f_locals["module"] is next(reversed(modules.values())) else _USED
-        frame = frame.f_back
-        if fate == _RETURNED:
+            fate = RETURNED if frame.f_locals["module"] is next(reversed(modules.values())) else USED
+        inner, frame = frame, frame.f_back
+        if fate == RETURNED:
             root = root_of_pass()
-    if fate != _DISCARDED or recomputing.is_on or root_of_pass() is not None:
-        return fate == _DISCARDED
+            if frame is not None and frame.f_code.co_filename == _TORCH and not is_calling(frame, "forward_call"):
+                return False  # it is what a torch hook returns
+    if fate != DISCARDED or recomputing.is_on or root_of_pass() is not None:
+        return fate == DISCARDED
     # Outside a pass, only what a module's own code ignores counts: users call modules just to see them run.
     return any(each.f_code is MODULE_CALL for each in callers(frame))
-
-
-@lru_cache(maxsize=512)
-def _fates(code: CodeType) -> dict[int, int]:
-    """What becomes of the result of each instruction that is not simply used: it is discarded, or returned."""
-    instructions = list(dis.get_instructions(code))
-    reads = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE", "DELETE_FAST")
-    read = {name for each in instructions if any(op in each.opname for op in reads) for name in _names(each)}
-    read |= set(code.co_cellvars)
-    fates: dict[int, int] = {}
-    for each, after in pairwise(instructions):
-        if after.opname == "POP_TOP" or (after.opname.startswith("STORE_FAST") and _stored(after) not in read):
-            fate = _DISCARDED
-        elif after.opname == "RETURN_VALUE":
-            fate = _RETURNED
-        else:
-            continue
-        # While a call runs, the current instruction of its frame is the call or, for a Python function, its cache.
-        fates |= dict.fromkeys(range(each.offset, after.offset, 2), fate)
-    return fates
-
-
-def _names(instruction: dis.Instruction) -> tuple[Any, ...]:
-    """The variables that an instruction reads; two for one that combines two, of which one may be written."""
-    given = instruction.argval
-    if not isinstance(given, tuple):
-        return (given,)
-    return given[1:] if instruction.opname.startswith("STORE_FAST_LOAD") else given
-
-
-def _stored(instruction: dis.Instruction) -> Any:
-    """The variable that an instruction writes first."""
-    return instruction.argval[0] if isinstance(instruction.argval, tuple) else instruction.argval

@@ -54,6 +54,8 @@ def _owners(x: Tensor) -> tuple[int, int]:
 _ONE_OWNER = _owners(torch.empty(0))
 """The owners of memory that only one tensor has, and no view of it."""
 _ONE_TENSOR = _ONE_OWNER[1]
+_NOT_EXPORTED = 1 - _ONE_TENSOR
+"""The uses of a tensor less those of its memory: each view uses both, an export through DLPack only the tensor."""
 
 
 def stop_sharing() -> None:
@@ -158,6 +160,13 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
     if not storage.resizable():  # there is a numpy array of it
         return None
     if not is_ours:
+        if not (
+            x.requires_grad or running.is_in_kernel
+        ):  # torch exports no others through DLPack, which holds the tensor itself
+            owner = x if x._base is None else x._base
+            uses: int = owner._use_count()  # type: ignore[attr-defined]
+            if uses > 1 if owner is x else uses - _use_count(storage._cdata) > _NOT_EXPORTED:
+                return None
         some = passes_here.outside.get(running.hooks)  # as `last` does, without a call
         outside = some[-1] if some else None
         if outside is None:
