@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 import hookline
 from hookline.errors import NeverFiredWarning
@@ -244,6 +245,16 @@ class Indirect(nn.Module):
     def in_a_variable(self, h: torch.Tensor) -> None:
         unused = self.relu(h)  # noqa: F841
 
+    def in_a_with(self, h: torch.Tensor) -> None:
+        self.inside_a_with(h)
+
+    def inside_a_with(self, h: torch.Tensor) -> torch.Tensor:
+        with record_function("relu"):
+            return self.relu(h)
+
+    def in_a_comprehension(self, h: torch.Tensor) -> None:
+        [self.relu(x) for x in (h,)]
+
     def in_an_underscore(self, h: torch.Tensor) -> torch.Tensor:
         _ = self.relu(h)
         return h
@@ -255,7 +266,7 @@ class Indirect(nn.Module):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("way", ["in_a_row", "in_a_helper", "in_a_lambda", "in_a_variable", "in_an_underscore"])
+@pytest.mark.parametrize("way", [name for name in vars(Indirect) if name.startswith("in_")])
 def test_an_edit_takes_effect_if_its_module_is_ignored_indirectly(x, way, grad) -> None:
     torch.manual_seed(0)
     module = Indirect(way)
@@ -266,6 +277,46 @@ def test_an_edit_takes_effect_if_its_module_is_ignored_indirectly(x, way, grad) 
     if grad:
         found = torch.autograd.grad(out.square().sum(), module.fc.weight)[0]
         assert torch.allclose(found, torch.autograd.grad(expected.square().sum(), module.fc.weight)[0])
+
+
+def extended(self, h):
+    out: list[Tensor] = []
+    out.extend(map(self.part, [h]))
+    return out[0] + 10 * h
+
+
+def unpacked(self, h):
+    _, second = map(self.part, (h, h * 2))
+    return second + 10 * h
+
+
+def extended_by_a_function(self, h):
+    out: list[Tensor] = []
+    out.extend(map(lambda x: self.part(x), [h]))  # noqa: C417
+    return out[0] + 10 * h
+
+
+@pytest.mark.parametrize("body", [extended, unpacked, extended_by_a_function])
+def test_an_edit_leaves_the_argument_alone_if_a_function_in_c_takes_the_result(x, body) -> None:
+    expected = 10 * x
+    out = hookline.hook(Calls(body, part=nn.Identity())).run_with_hooks(x, fwd_hooks=[("part", lambda h: h * 0)])
+    assert torch.equal(out, expected)
+
+
+def test_what_a_torch_hook_returns_is_not_what_its_module_returns(x) -> None:
+    """A pre-hook calls a module for the arguments of another one, whose result is ignored."""
+    seen: list[Tensor] = []
+
+    def forward(self, x):
+        h = x + 0
+        self.other(h)
+        return h
+
+    module = Calls(forward, part=nn.Identity(), other=nn.Identity())
+    module.other.register_forward_pre_hook(lambda _, given: module.part(given[0]))
+    module.other.register_forward_hook(lambda _, given, out: seen.append(out))
+    assert torch.equal(hookline.hook(module).run_with_hooks(x, fwd_hooks=[("part", lambda h: h * 0)]), x)
+    assert torch.equal(seen[0], x * 0)
 
 
 class Gate(nn.Module):

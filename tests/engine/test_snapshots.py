@@ -13,6 +13,7 @@ import hookline
 from hookline.engine import snapshots
 from hookline.engine.calls import stashed
 from hookline.engine.outside import passes_here
+from hookline.engine.snapshots import address
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -357,6 +358,49 @@ def test_parameters_and_buffers_stay_where_they_are(attribute) -> None:
         getattr(module, attribute).fill_(3)
     assert shared.eq(3).all()
     assert cache["parts.0"].eq(1).all()
+
+
+class Ring(nn.Module):
+    """Has a state that is neither parameter nor buffer, and passes a view of it on."""
+
+    def __init__(self, view) -> None:
+        super().__init__()
+        self.state, self.view, self.parts = torch.ones(4), view, nn.ModuleList(nn.Identity() for _ in range(3))
+
+    def forward(self, x):
+        for part in self.parts:
+            x = x + part(self.view(self.state))
+        self.state.add_(1)
+        return x
+
+
+def whole(x):
+    return x
+
+
+def part(x):
+    return x[:2]
+
+
+@pytest.mark.parametrize(("view", "export"), [(whole, whole), (whole, part), (part, whole)])
+@pytest.mark.parametrize("grad", [True, False])
+def test_state_that_was_exported_through_dlpack_stays_where_it_is(view, export, grad) -> None:
+    module = Ring(view)
+    exported = torch.from_dlpack(export(module.state))
+    with torch.set_grad_enabled(grad):
+        _, cache = hookline.hook(module).run_with_cache(torch.zeros(1))
+    assert exported.data_ptr() == module.state.data_ptr()
+    assert exported.eq(2).all()
+    assert cache["parts.2"].eq(1).all()
+
+
+@pytest.mark.parametrize("view", [whole, part])
+def test_state_that_nobody_exported_is_not_copied(view) -> None:
+    module, addresses = Ring(view), list[int]()
+    before = address(module.state)
+    with hookline.hook(module).hooks([("parts.*", lambda x: addresses.append(address(x)))]):
+        module(torch.zeros(1))
+    assert addresses[2] == before
 
 
 def test_threads_that_share_a_tensor_for_the_first_time() -> None:

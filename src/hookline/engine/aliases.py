@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from hookline.engine._torch.bytecode import DISCARDED, RETURNED, USED, can_read, fates
+from hookline.engine._torch.bytecode import DISCARDED, RETURNED, USED, can_read, fate_of, is_calling
 from hookline.engine._torch.frames import MODULE_CALL, SEQUENTIAL, TORCH_MODULES, callers, frame_at
 from hookline.engine._torch.transforms import is_wrapped
 from hookline.engine._torch.version_counters import can_keep_version, keep_version
@@ -322,24 +322,30 @@ def is_discarded(*, in_place: bool = True) -> bool:
     frame: FrameType | None = frame_at(1)
     while frame is not None and frame.f_code.co_filename != TORCH_MODULES:
         frame = frame.f_back
-    fate, root = RETURNED, None
+    fate, root, inner = RETURNED, None, frame
     while fate == RETURNED:
         while frame is not None and frame.f_code.co_filename.startswith((TORCH_MODULES, _HERE)):
             if root is not None and is_call_of(frame, root):
                 return False  # it is the output of the whole model
-            frame = frame.f_back
+            inner, frame = frame, frame.f_back
         if frame is None or frame.f_code.co_filename == checkpoint.__file__:
             return False  # a checkpoint that recomputes ignores the output of its region
         if frame.f_code is not SEQUENTIAL:
-            fate = fates(frame.f_code).get(frame.f_lasti, USED)
+            fate = fate_of(frame, inner)  # type: ignore[arg-type]
         elif not in_place:
             return False
         else:
             modules = frame.f_locals["self"]._modules  # iterating over the module itself would cost calls
             fate = RETURNED if frame.f_locals["module"] is next(reversed(modules.values())) else USED
-        frame = frame.f_back
+        inner, frame = frame, frame.f_back
         if fate == RETURNED:
             root = root_of_pass()
+            if (
+                frame is not None
+                and frame.f_code.co_filename == TORCH_MODULES
+                and not is_calling(frame, "forward_call")
+            ):
+                return False  # it is what a torch hook returns
     if fate != DISCARDED or recomputing.is_on or root_of_pass() is not None:
         return fate == DISCARDED
     # Outside a pass, only what a module's own code ignores counts: users call modules just to see them run.

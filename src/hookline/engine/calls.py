@@ -24,6 +24,7 @@ class _Running(threading.local):
     def __init__(self) -> None:
         self.hooks = 0  # how many there are, each called (indirectly) by the one before
         self.call: int | None = None  # the number of the call of its module that the innermost hook sees
+        self.is_in_kernel = False  # whether torch waits for a kernel of ours, and refers to its arguments meanwhile
 
 
 running = _Running()

@@ -110,6 +110,7 @@ def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None 
     `held` returns `held_in(root)`, faster than a walk over all modules.
     """
     before = passes_here.last() if is_in_pass() else None
+    running.is_in_kernel = False  # an interrupt may have left it
     new = Outside(root, inputs if before is None else (before.inputs, inputs), held)
     some = passes_here.outside.setdefault(running.hooks, [])
     some.append(new)

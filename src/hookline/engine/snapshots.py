@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookline.engine._torch.copy_on_write import can_share, current_stream, data_address, is_shared, lazy_clone
 from hookline.engine._torch.interrupts import is_held_here
-from hookline.engine._torch.refcounts import can_count, memory_references, references
+from hookline.engine._torch.refcounts import can_count, memory_references, references, tensor_references
 from hookline.engine._torch.transforms import is_wrapped, unwrapped
 from hookline.engine.calls import running
 from hookline.engine.outside import passes_here
@@ -50,6 +50,8 @@ def _owners(x: Tensor) -> tuple[int, int]:
 _ONE_OWNER = _owners(torch.empty(0))
 """The owners of memory that only one tensor has, and no view of it."""
 _ONE_TENSOR = _ONE_OWNER[1]
+_NOT_EXPORTED = 1 - _ONE_TENSOR
+"""The uses of a tensor less those of its memory: each view uses both, an export through DLPack only the tensor."""
 
 
 def stop_sharing() -> None:
@@ -154,6 +156,11 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
     if not storage.resizable():  # there is a numpy array of it
         return None
     if not is_ours:
+        if not (x.requires_grad or running.is_in_kernel):  # else it is not exported through DLPack, which holds it
+            owner = x if x._base is None else x._base
+            uses = tensor_references(owner)
+            if uses > 1 if owner is x else uses - memory_references(storage._cdata) > _NOT_EXPORTED:
+                return None
         some = passes_here.outside.get(running.hooks)  # as `last` does, without a call
         outside = some[-1] if some else None
         if outside is None:
