@@ -17,9 +17,9 @@ from hookline.engine._torch.proofs import insist, once, private
 
 references = sys.getrefcount
 memory_references = private(torch, "_C._storage_Use_Count")
+"""The tensors and storages that have the memory with this address."""
 tensor_references = private(torch, "Tensor._use_count")
 """How many in C refer to a tensor: one if Python alone has it; an export through DLPack is another."""
-"""The tensors and storages that have the memory with this address."""
 
 
 def probe() -> None:
