@@ -42,7 +42,7 @@ from hookline.engine.snapshots import has_own_memory, shared
 
 BROKEN = {
     "attention_functions": (attention_functions, "OPENED", attention_functions.WHOLE),
-    "bytecode": (bytecode, "fates", lambda _code: {}),
+    "bytecode": (bytecode, "fate_of", lambda _frame, _inner: bytecode.USED),
     "checkpoint_regions": (checkpoint_regions, "FIRST_RUN", "renamed"),
     "compiled_calls": (compiled_calls, "ATTRIBUTE", "renamed"),
     "copy_on_write": (copy_on_write, "lazy_clone", Tensor.clone),
