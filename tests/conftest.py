@@ -21,7 +21,9 @@ import stores  # noqa: E402
 from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its shapes would not be checked)
 
 import hookline  # noqa: E402
-from hookline.engine import compiling, interception, operators, schedule, taps  # noqa: E402
+from hookline.engine import schedule, taps  # noqa: E402
+from hookline.engine._compiler import compiling  # noqa: E402
+from hookline.engine._inner import interception, operators  # noqa: E402
 from hookline.engine.calls import running  # noqa: E402
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # no test asserts a time

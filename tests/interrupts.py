@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn, overrides
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from hookline.engine import blocks, compiling, detours, interception, operators, schedule, taps
-from hookline.engine.blocks import entered
+from hookline.engine import schedule, taps
+from hookline.engine._compiler import compiling
+from hookline.engine._inner import interception, operators
+from hookline.engine._recording import detours
+from hookline.engine._undo import blocks
+from hookline.engine._undo.blocks import entered
 from hookline.engine.calls import running
 
 _PLACES = (

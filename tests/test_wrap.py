@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hookline
 from hookline import HookedModel, HooklineError, UnknownPointError
-from hookline.engine.replicas import ddp_of
+from hookline.engine._gradients.replicas import ddp_of
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22]])
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hookline.engine._compiler.untraced import verbs
+from hookline.engine._recording.recorder import Recorder
 from hookline.engine.actions import Record
 from hookline.engine.names import Filter
-from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
-from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import begin_pass, whole_text
 from hookline.text.generate_calls import check_generated_output, check_generation

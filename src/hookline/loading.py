@@ -13,9 +13,9 @@ from typing import Any, overload
 import torch
 from torch import nn
 
+from hookline.engine._compiler.untraced import outside_compiler
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
-from hookline.engine.untraced import outside_compiler
 from hookline.errors import HooklineError, a_type, warn
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel

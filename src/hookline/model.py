@@ -13,15 +13,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.engine.added_hooks import said_added
+from hookline.engine._compiler.untraced import verbs
+from hookline.engine._staying.added_hooks import said_added
+from hookline.engine._staying.permanent import permanent_hooks_of
 from hookline.engine.cache import ActivationCache
 from hookline.engine.hooked import HookList
 from hookline.engine.keywords import is_dropped
 from hookline.engine.names import Filter
-from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.plan import Plan
 from hookline.engine.schedule import active
-from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError
 from hookline.generation import GenerationMethods
 from hookline.rerun.baseline import Baseline

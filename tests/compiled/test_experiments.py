@@ -14,7 +14,7 @@ import hookline
 from hookline.compiled import executor, tails
 from hookline.compiled.repeats import Repeats
 from hookline.edits import add
-from hookline.engine.modes import GradMode
+from hookline.engine._undo.modes import GradMode
 from hookline.errors import HooklineWarning, StoreError
 from hookline.experiments import ablation, attribution, patching, steering
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hookline
-from hookline.engine.deferred import Activations, Deferred
+from hookline.engine._recording.deferred import Activations, Deferred
 
 SCALE, NORMALIZED = "blocks.1.ln1.hook_scale", "blocks.1.ln1.hook_normalized"
 SCORES, PATTERN = "blocks.1.attn.hook_attn_scores", "blocks.1.attn.hook_pattern"

@@ -18,11 +18,12 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 import hookline
 from hookline.edits import zero
-from hookline.engine import interception, taps
+from hookline.engine import taps
+from hookline.engine._inner import interception
+from hookline.engine._recording.skipping import Skipping
 from hookline.engine._torch.interrupts import covered, table_entries
-from hookline.engine.blocks import UndoBlock, end_all, entered, surely
-from hookline.engine.modes import GradMode, uncached
-from hookline.engine.skipping import Skipping
+from hookline.engine._undo.blocks import UndoBlock, end_all, entered, surely
+from hookline.engine._undo.modes import GradMode, uncached
 from hookline.experiments import patching
 from hookline.weights.processing.swaps import Swaps
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from hookline import HookedModule
+from hookline.engine._memory.structures import NoTensorError
 from hookline.engine.calls import stashed
 from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Argument, Chain, Item
 from hookline.engine.order import Kind
 from hookline.engine.points import Site
-from hookline.engine.structures import NoTensorError
 from hookline.errors import HooklineError
 
 

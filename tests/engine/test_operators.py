@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import hookline
-from hookline.engine import operators
+from hookline.engine._inner import operators
+from hookline.engine._inner.interception import OperatorInterceptor, start, stop
 from hookline.engine._torch.dispatch_keys import KEY, set_key
-from hookline.engine.interception import OperatorInterceptor, start, stop
 
 OPERATORS = {
     "fused": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.5),

@@ -9,7 +9,7 @@ from tiny_models import causal_lm
 
 import hookline
 from hookline import HooklineError
-from hookline.engine.own_parts import LocalCache
+from hookline.engine._sharding.own_parts import LocalCache
 
 IDS = torch.tensor([[5, 17, 42, 7]])
 

@@ -12,6 +12,10 @@ from torch import Tensor, nn
 import hookline
 from hookline import HooklineError
 from hookline.engine import _torch, tricks
+from hookline.engine._inner.interception import ModeInterceptor, OperatorInterceptor
+from hookline.engine._memory.snapshots import has_own_memory, shared
+from hookline.engine._recording.detours import leads
+from hookline.engine._recording.skipping import Skipping
 from hookline.engine._torch import (
     attention_functions,
     bytecode,
@@ -35,10 +39,6 @@ from hookline.engine._torch import (
     version_counters,
 )
 from hookline.engine._torch.proofs import ProbeError, why_broken
-from hookline.engine.detours import leads
-from hookline.engine.interception import ModeInterceptor, OperatorInterceptor
-from hookline.engine.skipping import Skipping
-from hookline.engine.snapshots import has_own_memory, shared
 
 BROKEN = {
     "attention_functions": (attention_functions, "OPENED", attention_functions.WHOLE),

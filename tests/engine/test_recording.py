@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline
-from hookline.engine.detours import PLACE, leads
+from hookline.engine._recording.detours import PLACE, leads
 
 
 @pytest.fixture

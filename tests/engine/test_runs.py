@@ -15,8 +15,9 @@ from torch import nn
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning
-from hookline.engine import compiling, schedule
-from hookline.engine.blocks import _Entered
+from hookline.engine import schedule
+from hookline.engine._compiler import compiling
+from hookline.engine._undo.blocks import _Entered
 from hookline.errors import InvalidHookError
 
 

@@ -10,10 +10,10 @@ from networks import InPlace
 from torch import Tensor, nn
 
 import hookline
-from hookline.engine import snapshots
+from hookline.engine._memory import snapshots
+from hookline.engine._memory.outside import passes_here
+from hookline.engine._memory.snapshots import address
 from hookline.engine.calls import stashed
-from hookline.engine.outside import passes_here
-from hookline.engine.snapshots import address
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])

@@ -35,13 +35,13 @@ class Mutant(NamedTuple):
 MUTANTS = (
     Mutant(
         "a cached activation is not copied when the model writes to it",
-        "engine/recorder.py",
+        "engine/_recording/recorder.py",
         "            return snapshot(x, is_for_reading=True)\n        moved",
         "            return x\n        moved",
     ),
     Mutant(
         "a deferred cache keeps tensors that the model writes to",
-        "engine/captures.py",
+        "engine/_recording/captures.py",
         "                same = shared(tensor, is_for_reading=True, is_new=is_new)",
         "                same = tensor",
     ),
@@ -65,19 +65,19 @@ MUTANTS = (
     ),
     Mutant(
         "the edited input of a module is not given back to its caller",
-        "engine/aliases.py",
+        "engine/_memory/aliases.py",
         "            wrote = sent.is_written() and _write(sent.old, sent.new)",
         "            wrote = False",
     ),
     Mutant(
         "an edit at an input is written to the caller's tensor",
-        "engine/aliases.py",
+        "engine/_memory/aliases.py",
         "            wrote = sent.is_written() and _write(sent.old, sent.new)",
         "            wrote = _write(sent.old, sent.new)",
     ),
     Mutant(
         "an edit of an output that is ignored is lost",
-        "engine/aliases.py",
+        "engine/_memory/aliases.py",
         "    written = [_write(x, edited) for x, edited in found]\n    return any(written)",
         "    return bool(found)",
     ),
@@ -101,25 +101,25 @@ MUTANTS = (
     ),
     Mutant(
         "a hook that writes in place is taken for one that only reads",
-        "engine/snapshots.py",
+        "engine/_memory/snapshots.py",
         "    if is_unchanged(given, kept):\n        return True",
         "    if given.shape == kept.shape:\n        return True",
     ),
     Mutant(
         "what a backward hook returns is dropped",
-        "engine/gradients.py",
+        "engine/_gradients/gradients.py",
         "            return fit(self, result, grad)",
         "            return None",
     ),
     Mutant(
         "the second backward hook of a point is not attached",
-        "engine/gradients.py",
+        "engine/_gradients/gradients.py",
         "        for tap in taps:\n            tap.attach(sent)",
         "        for tap in taps[:1]:\n            tap.attach(sent)",
     ),
     Mutant(
         "backward hooks of views run in the other order",
-        "engine/gradients.py",
+        "engine/_gradients/gradients.py",
         "        steps.insert(place, _GradientStep(self))",
         "        steps.append(_GradientStep(self))",
     ),
@@ -185,7 +185,7 @@ MUTANTS = (
     ),
     Mutant(
         "the calls of a module are cached in the other order",
-        "engine/recorder.py",
+        "engine/_recording/recorder.py",
         "            values.setdefault(entry, []).extend(kept)",
         "            values.setdefault(entry, []).insert(0, *kept)",
     ),
@@ -197,20 +197,20 @@ MUTANTS = (
     ),
     Mutant(
         "containers are edited in place, not copied",
-        "engine/structures.py",
+        "engine/_memory/structures.py",
         "    kind: Any = type(value)\n    if kind is tuple",
         "    if type(value) in (dict, list):\n        value[key] = child\n        return value\n"
         "    kind: Any = type(value)\n    if kind is tuple",
     ),
     Mutant(
         "a planned run calls the hooks of the last run in another order",
-        "engine/ready.py",
+        "engine/_recording/ready.py",
         "            edit.renew(hooks[number][1], planned_from[2 * number + 1])",
         "            edit.renew(hooks[-1 - number][1], planned_from[2 * number + 1])",
     ),
     Mutant(
         "a planned run is used although its modules were replaced or changed",
-        "engine/ready.py",
+        "engine/_recording/ready.py",
         "    if ready is None or not ready.is_current():",
         "    if ready is None:",
     ),

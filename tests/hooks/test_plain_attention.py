@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hookline
-from hookline.engine import interception
+from hookline.engine._inner import interception
 from hookline.errors import HooklineError, NeverFiredWarning
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))

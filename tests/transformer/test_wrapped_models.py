@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 
 import hookline
 from hookline import HookedModel, HooklineError, NeverFiredWarning, UnknownPointError
-from hookline.engine import interception
+from hookline.engine._inner import interception
 from hookline.transformer.outputs import outcome
 from hookline.transformer.verify.report import verify_model
 

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from hookline.compiled.classify import Placement, placed, refusal
-from hookline.engine import compiling, interception, skipping
+from hookline.engine._compiler import compiling
+from hookline.engine._inner import interception
+from hookline.engine._recording import skipping
+from hookline.engine._recording.detours import PLACE
 from hookline.engine.actions import Action
 from hookline.engine.calls import running
-from hookline.engine.detours import PLACE
 from hookline.engine.order import Kind
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.taps import Tap, has_foreign_hooks

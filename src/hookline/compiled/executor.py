@@ -29,14 +29,14 @@ from hookline.compiled.sampling import Sampling, sampling_of, way_to_choose
 from hookline.compiled.tables import spec_of
 from hookline.compiled.traced_functions import TracedFunctions
 from hookline.compiled.variants import Variant
+from hookline.engine._compiler.compiling import why_left_out
+from hookline.engine._recording.recorder import Recorder
+from hookline.engine._undo.blocks import entered
+from hookline.engine._undo.modes import GradMode
 from hookline.engine.actions import Action, PointAction, Record
-from hookline.engine.blocks import entered
-from hookline.engine.compiling import why_left_out
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.modes import GradMode
 from hookline.engine.plan import Plan
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.rerun.joined import JoinedRun

@@ -18,9 +18,9 @@ from hookline.compiled.proof import why_unproved
 from hookline.compiled.sampling import Sampling
 from hookline.compiled.tables import NoTableError, write_table
 from hookline.compiled.variants import Variant
+from hookline.engine._recording.recorder import Recorder
 from hookline.engine.actions import Action, Record
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.errors import HooklineError
 

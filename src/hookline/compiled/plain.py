@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hookline.engine.blocks import UndoBlock
+from hookline.engine._undo.blocks import UndoBlock
 
 
 class PlainTensors(UndoBlock):

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from hookline.compiled.fixed import fixed
 from hookline.compiled.traced_lenses import getter, needed_by, putter
-from hookline.engine import compiling
-from hookline.engine.blocks import UndoBlock
+from hookline.engine._compiler import compiling
+from hookline.engine._undo.blocks import UndoBlock
+from hookline.engine._undo.torch_hooks import take_off
 from hookline.engine.callbacks import call_style
 from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.torch_hooks import take_off
 from hookline.errors import HooklineError
 
 SlotKind = Literal["affine", "project", "any", "function"]

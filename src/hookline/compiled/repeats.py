@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Hashable
 
-from hookline.engine.blocks import entered
+from hookline.engine._undo.blocks import entered
 
 _REMEMBERED = 1024
 """How many shapes without a place are remembered."""

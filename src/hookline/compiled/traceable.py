@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookline.engine.structures import tensors_in
+from hookline.engine._memory.structures import tensors_in
 from hookline.errors import a_type
 
 _STORES = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_SUBSCR", "IMPORT_NAME", "YIELD_VALUE"}

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import passes
+from hookline.engine._gradients.checkpointing import is_first_run, keep_for_second_run, recomputing
+from hookline.engine._memory.outside import Held, begin_sharing, end_sharing
+from hookline.engine._memory.structures import NoTensorError
+from hookline.engine._recording.deferred import Deferred
+from hookline.engine._sharding.split_values import processes
 from hookline.engine._torch.thread_state import set_grad_enabled
 from hookline.engine.calls import Count, running
-from hookline.engine.checkpointing import is_first_run, keep_for_second_run, recomputing
-from hookline.engine.deferred import Deferred
 from hookline.engine.order import Kind, Phase, Turn
-from hookline.engine.outside import Held, begin_sharing, end_sharing
 from hookline.engine.passes import current
 from hookline.engine.schedule import Step
 from hookline.engine.signatures import parameters_of
-from hookline.engine.split_values import processes
-from hookline.engine.structures import NoTensorError
 from hookline.engine.taps import Tap, tap_on
 from hookline.errors import HooklineError, UnavailablePointError
 
 if TYPE_CHECKING:
+    from hookline.engine._recording.recorder import Recorder
     from hookline.engine.points import HookPoint
-    from hookline.engine.recorder import Recorder
     from hookline.engine.runs import Run
 
 numbers = count(1)

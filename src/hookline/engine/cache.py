@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from hookline.engine import passes
+from hookline.engine._compiler.untraced import outside_compiler
+from hookline.engine._memory.casting import check_cache_dtype, is_narrowed, overflow_problem, overflows
+from hookline.engine._memory.snapshots import address, separated
+from hookline.engine._memory.structures import NoTensorError
+from hookline.engine._recording.deferred import mapped, memory_of, read_once, some_of, without_data
 from hookline.engine.batch_index import Rows, checked_rows, of_rows
-from hookline.engine.casting import check_cache_dtype, is_narrowed, overflow_problem, overflows
-from hookline.engine.deferred import mapped, memory_of, read_once, some_of, without_data
 from hookline.engine.grouping import grouped
-from hookline.engine.snapshots import address, separated
-from hookline.engine.structures import NoTensorError
-from hookline.engine.untraced import outside_compiler
 from hookline.errors import (
     HooklineError,
     HooklineWarning,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hookline.engine._torch.frames import MODULE_CALL, callers
-from hookline.engine.blocks import entered
+from hookline.engine._undo.blocks import entered
 
 if TYPE_CHECKING:
     from hookline.engine.taps import Tap

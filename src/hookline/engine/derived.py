@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._memory.aliases import copy_of, give_back, noted_sent
+from hookline.engine._memory.snapshots import is_same_memory
+from hookline.engine._memory.structures import NoTensorError, map_tensors, tensors_in
+from hookline.engine._recording.deferred import Deferred, kept
 from hookline.engine._torch import compiled_calls
 from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before
 from hookline.engine.actions import Action, PointAction
-from hookline.engine.aliases import copy_of, give_back, noted_sent
 from hookline.engine.calls import call_arguments, stashed
-from hookline.engine.deferred import Deferred, kept
 from hookline.engine.lenses import Chain, Lens, deferred
 from hookline.engine.order import Kind, Phase, Turn
-from hookline.engine.snapshots import is_same_memory
-from hookline.engine.structures import NoTensorError, map_tensors, tensors_in
 from hookline.engine.taps import Tap, tap_on
 
 if TYPE_CHECKING:
-    from hookline.engine.gradient_sources import WriteCount
+    from hookline.engine._gradients.gradient_sources import WriteCount
     from hookline.engine.points import Site
 
 

@@ -18,20 +18,23 @@ from weakref import ref
 import torch
 from torch import nn
 
-from hookline.engine import checkpointing, compiling, failures, interception
+from hookline.engine._compiler import compiling
+from hookline.engine._gradients import checkpointing
+from hookline.engine._gradients.checkpointing import recomputing
+from hookline.engine._inner import interception
+from hookline.engine._memory.aliases import is_discarded
+from hookline.engine._memory.outside import is_whole
+from hookline.engine._memory.structures import NoTensorError
+from hookline.engine._reports import failures
 from hookline.engine._torch.checkpoint_regions import StopRecomputation, hooks_on_saved_tensors
 from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine._torch.mode_stacks import count_dispatch_modes
 from hookline.engine._torch.refcounts import can_count, references
-from hookline.engine.aliases import is_discarded
+from hookline.engine._undo.modes import has_caches, uncached
 from hookline.engine.calls import call_arguments, running, stashed
-from hookline.engine.checkpointing import recomputing
-from hookline.engine.modes import has_caches, uncached
 from hookline.engine.order import Kind, arrange
-from hookline.engine.outside import is_whole
 from hookline.engine.passes import current
 from hookline.engine.schedule import Schedule, Step, active
-from hookline.engine.structures import NoTensorError
 from hookline.errors import HookError
 
 if TYPE_CHECKING:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.engine import passes
+from hookline.engine._memory.aliases import copy_of, is_passed_through, write_through
+from hookline.engine._memory.casting import choices_at
+from hookline.engine._memory.snapshots import Loan, has_own_memory, is_as_lent, lend
+from hookline.engine._reports.failures import hook_error
+from hookline.engine._sharding.split_values import completing, processes
+from hookline.engine._staying.registration import Registration
 from hookline.engine._torch.hooks_on_modules import hooks_on_gradients
 from hookline.engine.actions import PointAction
-from hookline.engine.aliases import copy_of, is_passed_through, write_through
 from hookline.engine.callbacks import Caller, OnError, called_in_style, caller
-from hookline.engine.casting import choices_at
 from hookline.engine.events import composed
-from hookline.engine.failures import hook_error
 from hookline.engine.order import Kind, Phase
-from hookline.engine.registration import Registration
 from hookline.engine.results import fit
 from hookline.engine.schedule import Step
-from hookline.engine.snapshots import Loan, has_own_memory, is_as_lent, lend
-from hookline.engine.split_values import completing, processes
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
 
 if TYPE_CHECKING:

@@ -9,30 +9,30 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookline.engine import compiling
+from hookline.engine._compiler import compiling
+from hookline.engine._compiler.untraced import verbs
+from hookline.engine._gradients.gradients import GradientRecord
+from hookline.engine._gradients.replicas import watch_gradients
+from hookline.engine._memory.outside import begin_sharing, end_sharing
+from hookline.engine._recording.lineage import is_exact
+from hookline.engine._recording.ready import HookRun, hook_run, planned_from
+from hookline.engine._recording.recorder import Recorder, StopForward, check_backward, loss_of
+from hookline.engine._recording.recording import recording_run
+from hookline.engine._sharding.own_parts import LocalCache, OwnRecord, own_points
+from hookline.engine._sharding.split_values import processes
+from hookline.engine._staying.added_hooks import run_and_report
+from hookline.engine._staying.permanent import StayingHooks, keep
+from hookline.engine._undo.blocks import end_all
 from hookline.engine.actions import Action, Record
-from hookline.engine.added_hooks import run_and_report
-from hookline.engine.blocks import end_all
 from hookline.engine.cache import ActivationCache
 from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs, is_none
-from hookline.engine.gradients import GradientRecord
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.keywords import check_option, own_arguments
-from hookline.engine.lineage import is_exact
 from hookline.engine.names import Filter, PointDict, Points
-from hookline.engine.outside import begin_sharing, end_sharing
-from hookline.engine.own_parts import LocalCache, OwnRecord, own_points
-from hookline.engine.permanent import StayingHooks, keep
 from hookline.engine.plan import Plan, make_plan
 from hookline.engine.points import Direction, HookPoint, check_direction, hook_action, is_chosen
-from hookline.engine.ready import HookRun, hook_run, planned_from
-from hookline.engine.recorder import Recorder, StopForward, check_backward, loss_of
-from hookline.engine.recording import recording_run
-from hookline.engine.replicas import watch_gradients
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.signatures import parameters_of
-from hookline.engine.split_values import processes
-from hookline.engine.untraced import verbs
 from hookline.errors import HookError, HooklineError
 
 HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]

@@ -17,8 +17,16 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
-from hookline.engine.deferred import Deferred, kept
-from hookline.engine.structures import NoTensorError, Path, first_tensor, look, replaced, tensor_paths, tensors_in
+from hookline.engine._memory.structures import (
+    NoTensorError,
+    Path,
+    first_tensor,
+    look,
+    replaced,
+    tensor_paths,
+    tensors_in,
+)
+from hookline.engine._recording.deferred import Deferred, kept
 
 
 @runtime_checkable

@@ -25,18 +25,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from hookline.engine._inner.plain_attention import NAMES, HeadAxis, PlainAttentionTap, heads_of
+from hookline.engine._memory.outside import Held, held_in
+from hookline.engine._recording.lineage import Lineage, is_exact
+from hookline.engine._recording.ready import ReadyRuns
+from hookline.engine._sharding.split_values import check_items, completing, preparations, why_refused
+from hookline.engine._staying.permanent import PermanentHooks
 from hookline.engine.delegate import original
 from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
-from hookline.engine.lineage import Lineage, is_exact
 from hookline.engine.order import Kind
-from hookline.engine.outside import Held, held_in
 from hookline.engine.passes import Stream
-from hookline.engine.permanent import PermanentHooks
-from hookline.engine.plain_attention import NAMES, HeadAxis, PlainAttentionTap, heads_of
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.ready import ReadyRuns
 from hookline.engine.signatures import parameters_of
-from hookline.engine.split_values import check_items, completing, preparations, why_refused
 from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, a_type, no_match, unknown_point
 
 Filter: TypeAlias = (

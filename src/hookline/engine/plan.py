@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._recording.recorder import Recorder
 from hookline.engine._torch.fake_tensors import FakeTensorMode, need_fake_tensors
 from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before, hooks_on_gradients
+from hookline.engine._undo.modes import GradMode
 from hookline.engine.actions import Record
-from hookline.engine.modes import GradMode
 from hookline.engine.names import Points
 from hookline.engine.points import HookPoint
-from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
 from hookline.engine.taps import captures_outputs
 from hookline.errors import HooklineError, how_many

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from torch import Tensor, nn
 
 from hookline.engine import taps
+from hookline.engine._compiler.untraced import outside_compiler
+from hookline.engine._gradients.gradients import BackwardHook
+from hookline.engine._memory.casting import Choices
+from hookline.engine._staying.permanent import PermanentHooks, keep
 from hookline.engine.actions import UNKNOWN
 from hookline.engine.callbacks import HookObject
 from hookline.engine.calls import running
-from hookline.engine.casting import Choices
-from hookline.engine.gradients import BackwardHook
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.lenses import FIRST, Later, Lens, later
 from hookline.engine.order import Kind
 from hookline.engine.passes import Stream, current
-from hookline.engine.permanent import PermanentHooks, keep
 from hookline.engine.schedule import active
-from hookline.engine.untraced import outside_compiler
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:

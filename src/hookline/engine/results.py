@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.casting import cast
-from hookline.engine.failures import hook_error
-from hookline.engine.snapshots import snapshot
+from hookline.engine._memory.casting import cast
+from hookline.engine._memory.snapshots import snapshot
+from hookline.engine._reports.failures import hook_error
 from hookline.errors import HooklineError, a_type
 
 if TYPE_CHECKING:

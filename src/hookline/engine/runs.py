@@ -11,23 +11,13 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import nn
 
-from hookline.engine import compiling, interception
-from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before
-from hookline.engine._torch.interrupts import covered
-from hookline.engine._torch.mode_stacks import count_function_modes
-from hookline.engine.actions import Action, Agree, Compare, PointAction, bounds, numbers
-from hookline.engine.blocks import UndoBlock
-from hookline.engine.calls import call_arguments, running, stashed
-from hookline.engine.checkpointing import is_first_run, is_second_run, recomputing
-from hookline.engine.derived import with_needs
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.modes import remove_ended
-from hookline.engine.order import Kind
-from hookline.engine.outside import Held
-from hookline.engine.passes import current
-from hookline.engine.permanent import permanent_hooks_of
-from hookline.engine.registration import Registration
-from hookline.engine.reports import (
+from hookline.engine._compiler import compiling
+from hookline.engine._compiler.untraced import leave_compiled_code, untraced
+from hookline.engine._gradients.checkpointing import is_first_run, is_second_run, recomputing
+from hookline.engine._inner import interception
+from hookline.engine._memory.outside import Held
+from hookline.engine._memory.snapshots import stop_sharing
+from hookline.engine._reports.reports import (
     missed_by,
     not_current,
     report_elsewhere,
@@ -35,11 +25,22 @@ from hookline.engine.reports import (
     report_silent,
     report_skipped,
 )
+from hookline.engine._sharding.split_values import processes
+from hookline.engine._staying.permanent import permanent_hooks_of
+from hookline.engine._staying.registration import Registration
+from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before
+from hookline.engine._torch.interrupts import covered
+from hookline.engine._torch.mode_stacks import count_function_modes
+from hookline.engine._undo.blocks import UndoBlock
+from hookline.engine._undo.modes import remove_ended
+from hookline.engine.actions import Action, Agree, Compare, PointAction, bounds, numbers
+from hookline.engine.calls import call_arguments, running, stashed
+from hookline.engine.derived import with_needs
+from hookline.engine.hook_actions import HookAction
+from hookline.engine.order import Kind
+from hookline.engine.passes import current
 from hookline.engine.schedule import Schedule, active
-from hookline.engine.snapshots import stop_sharing
-from hookline.engine.split_values import processes
 from hookline.engine.taps import Tap, has_foreign_hooks, lock
-from hookline.engine.untraced import leave_compiled_code, untraced
 from hookline.errors import HookError, HooklineError
 
 attached_modules: WeakKeyDictionary[nn.Module, Callable[[], Mapping[str, nn.Module] | None]] = WeakKeyDictionary()

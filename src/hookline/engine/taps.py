@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from torch import nn
 
-from hookline.engine import blocks, checkpointing
+from hookline.engine._gradients import checkpointing
 from hookline.engine._torch import need_basics
 from hookline.engine._torch.frames import callers
 from hookline.engine._torch.graph_tasks import current_graph_task
@@ -24,6 +24,7 @@ from hookline.engine._torch.hooks_on_modules import (
     keywords_before,
     new_number,
 )
+from hookline.engine._undo import blocks
 from hookline.engine.calls import is_call_of
 from hookline.engine.events import Listener
 from hookline.engine.order import Kind

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.blocks import entered
+from hookline.engine._undo.blocks import entered
 from hookline.explore.question import Question
 from hookline.explore.shared_runs import clean_logits, logits_at_position
 from hookline.model import HookedModel

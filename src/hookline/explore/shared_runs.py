@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from hookline.engine.blocks import entered
+from hookline.engine._undo.blocks import entered
 from hookline.engine.cache import ActivationCache
 from hookline.experiments import logit_lens
 from hookline.experiments.core.answers import cached_run, checked_text

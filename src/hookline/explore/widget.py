@@ -8,7 +8,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from hookline.engine.blocks import entered
+from hookline.engine._undo.blocks import entered
 from hookline.errors import HooklineError
 from hookline.explore.question import LiveEdit
 from hookline.explore.session import Asked, Session

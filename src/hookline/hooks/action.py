@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hookline.engine.aliases import is_passed_through
+from hookline.engine._gradients.checkpointing import recomputing
+from hookline.engine._memory.aliases import is_passed_through
+from hookline.engine._memory.snapshots import Loan, lend, snapshot
+from hookline.engine._memory.structures import NoTensorError, first_tensor, look, replaced, tensor_paths, tensors_in
+from hookline.engine._reports.failures import hook_error, nothing_there
+from hookline.engine._staying.registration import Registration
 from hookline.engine.calls import stashed
-from hookline.engine.checkpointing import recomputing
-from hookline.engine.failures import hook_error, nothing_there
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.lenses import FIRST, Chain
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.registration import Registration
 from hookline.engine.results import fit
 from hookline.engine.schedule import Step
-from hookline.engine.snapshots import Loan, lend, snapshot
-from hookline.engine.structures import NoTensorError, first_tensor, look, replaced, tensor_paths, tensors_in
 from hookline.engine.taps import Tap, tap_on
 from hookline.errors import InvalidHookError, a_type
 from hookline.hooks.context import HookContext
 from hookline.hooks.values import WHOLE, arguments_of, copied, is_as_it_was, needs_grad
 
 if TYPE_CHECKING:
+    from hookline.engine._staying.permanent import PermanentHooks
     from hookline.engine.callbacks import Caller
-    from hookline.engine.permanent import PermanentHooks
     from hookline.hooks.hook import Hook
 
 here: ContextVar[HookPoint | None] = ContextVar("hookline_here", default=None)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from hookline.engine._inner.plain_attention import NAMES
 from hookline.engine.names import is_called
-from hookline.engine.plain_attention import NAMES
 from hookline.errors import HooklineError, NeverFiredWarning
 from hookline.pages.text_tables import table
 

@@ -21,10 +21,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from hookline.engine._gradients.gradients import BackwardHook
 from hookline.engine.batch_index import one_draw
 from hookline.engine.callbacks import HookObject
 from hookline.engine.calls import running
-from hookline.engine.gradients import BackwardHook
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.passes import current
 from hookline.engine.points import HookPoint

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._memory.snapshots import snapshot
 from hookline.engine.calls import running
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST
@@ -17,7 +18,6 @@ from hookline.engine.points import HookPoint
 from hookline.engine.runs import clear_state
 from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError, InvalidHookError, a_type
 from hookline.hooks.hook import Hook, HookType
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.engine.casting import cast
+from hookline.engine._memory.casting import cast
 from hookline.errors import HooklineError
 from hookline.hooks.edit_fields import Units
 from hookline.text.outliers import Outliers, Outlying, RowMean, is_outlying, row_norms

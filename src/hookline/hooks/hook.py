@@ -21,7 +21,7 @@ from hookline.hooks.context import context_of
 from hookline.hooks.values import in_order, out_of_order
 
 if TYPE_CHECKING:
-    from hookline.engine.permanent import PermanentHooks
+    from hookline.engine._staying.permanent import PermanentHooks
 
 _OF_THE_MODEL = ("_given_context", "_root", "followers")
 """Attributes that belong to the models that a hook is used on: copies and pickles do not have them."""

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hookline.engine.added_hooks import said_added
+from hookline.engine._compiler.untraced import verbs
+from hookline.engine._sharding.split_values import check_not_sharded
+from hookline.engine._staying.added_hooks import said_added
+from hookline.engine._staying.permanent import permanent_hooks_of
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Points
-from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
 from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
-from hookline.engine.split_values import check_not_sharded
-from hookline.engine.untraced import verbs
 from hookline.errors import HooklineError, how_many
 from hookline.hooks.attention_check import AttentionReport, check_attention
 from hookline.hooks.registry import Registry

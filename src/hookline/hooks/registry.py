@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from hookline.engine._compiler.untraced import verbs
 from hookline.engine.callbacks import HookFunction, HookObject, refuse_class
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.names import Filter, is_called
 from hookline.engine.points import HookPoint, hook_action
-from hookline.engine.untraced import verbs
 from hookline.errors import HookError, HooklineError, InvalidHookError
 from hookline.hooks.hook import Hook, HookType, hook_type_of
 

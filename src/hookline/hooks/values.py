@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hookline.engine._memory.snapshots import Loan, is_as_lent
+from hookline.engine._memory.structures import children, look, map_tensors, tensor_paths
+from hookline.engine._sharding.split_values import completing
 from hookline.engine.lenses import Argument, Lens
 from hookline.engine.order import Kind
 from hookline.engine.signatures import parameters_of
-from hookline.engine.snapshots import Loan, is_as_lent
-from hookline.engine.split_values import completing
-from hookline.engine.structures import children, look, map_tensors, tensor_paths
 from hookline.errors import HooklineError, a_type
 
 

@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hookline.engine._compiler.compiling import left_out
+from hookline.engine._memory.outside import sharing
+from hookline.engine._sharding.split_values import processes
+from hookline.engine._undo.modes import GradMode
 from hookline.engine.batch_index import drawn_once
-from hookline.engine.compiling import left_out
-from hookline.engine.modes import GradMode
-from hookline.engine.outside import sharing
 from hookline.engine.runs import Run
 from hookline.engine.schedule import active
 from hookline.engine.signatures import parameters_of
-from hookline.engine.split_values import processes
 from hookline.errors import HooklineError
 from hookline.rerun.batching import Budget, budget_for, make_batches
 from hookline.rerun.changes import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.engine.casting import cast
+from hookline.engine._memory.casting import cast
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:

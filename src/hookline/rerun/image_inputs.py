@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._undo.torch_hooks import TorchHooks
 from hookline.engine.schedule import Way
-from hookline.engine.torch_hooks import TorchHooks
 from hookline.errors import HooklineError
 from hookline.transformer.find_anatomy import language_of, tower_of
 

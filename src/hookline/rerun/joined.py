@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hookline.engine._memory.outside import sharing
+from hookline.engine._recording.skipping import Skipping
 from hookline.engine.actions import Action
 from hookline.engine.order import Kind, Turn
-from hookline.engine.outside import sharing
 from hookline.engine.points import HookPoint, Site, hook_action
 from hookline.engine.runs import Run
 from hookline.engine.schedule import Way
-from hookline.engine.skipping import Skipping
 from hookline.rerun.changes import RowChange, write_all
 from hookline.rerun.image_inputs import in_one_row
 from hookline.transformer.resume import pass_through

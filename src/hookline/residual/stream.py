@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hookline.engine._recording.deferred import mapped
 from hookline.engine.batch_index import Rows, checked_rows
 from hookline.engine.cache import ActivationCache
-from hookline.engine.deferred import mapped
 from hookline.engine.passes import current
 from hookline.errors import HooklineError
 from hookline.text.at_positions import picked

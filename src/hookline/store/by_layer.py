@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._recording.recorder import Recorder, StopForward
+from hookline.engine._recording.skipping import Skipping
 from hookline.engine.actions import Action, Record
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
-from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run
 from hookline.engine.schedule import Way
-from hookline.engine.skipping import Skipping
 from hookline.errors import HooklineError, StoreError, UnavailablePointError, a_type, shown_bytes
 from hookline.loading import load
 from hookline.model import HookedModel

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._sharding.split_values import processes
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
-from hookline.engine.split_values import processes
 from hookline.errors import HooklineError, StoreError, UnknownPointError, a_type, warn
 from hookline.model import HookedModel
 from hookline.progress import progress_bar

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hookline.engine.added_hooks import active_hooks
+from hookline.engine._staying.added_hooks import active_hooks
 from hookline.engine.hooked import Hooked
 from hookline.engine.taps import Tap
 from hookline.errors import HooklineError, StoreError, describe, warn

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Self
 from uuid import uuid4
 
-from hookline.engine.blocks import entered
+from hookline.engine._undo.blocks import entered
 from hookline.store.folders import Folder, is_gone, this_process
 
 LEASE = ".lease"

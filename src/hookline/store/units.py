@@ -18,7 +18,7 @@ from threading import Lock
 
 from torch import Tensor
 
-from hookline.engine.blocks import entered
+from hookline.engine._undo.blocks import entered
 from hookline.errors import StoreError
 from hookline.store.examples import Example, Examples
 from hookline.store.folders import Folder

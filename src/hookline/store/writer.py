@@ -18,8 +18,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from hookline.engine.blocks import entered
-from hookline.engine.casting import is_narrowed, overflow_problem
+from hookline.engine._memory.casting import is_narrowed, overflow_problem
+from hookline.engine._undo.blocks import entered
 from hookline.errors import StoreError, how_many, warn
 from hookline.store.folders import Folder
 from hookline.store.manifest import Column, Manifest, Progress, Shard, differences, writing

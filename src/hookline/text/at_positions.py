@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._memory.casting import cast
 from hookline.engine.callbacks import caller
-from hookline.engine.casting import cast
 from hookline.errors import HooklineError
 from hookline.text.token_positions import Positions, canonical, is_one_per_row, mask_of
 

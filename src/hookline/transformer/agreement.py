@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hookline.engine._memory.structures import tensors_in
+from hookline.engine._recording.recorder import StopForward
 from hookline.engine.actions import PointAction
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.recorder import StopForward
-from hookline.engine.structures import tensors_in
 from hookline.errors import HooklineError, how_many
 from hookline.transformer import shard_lenses
 
@@ -159,7 +159,7 @@ def _difference(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 class Agreement:
-    """What the processes of one sharded model do together: see `engine/split_values.py`."""
+    """What the processes of one sharded model do together: see `engine/_sharding/split_values.py`."""
 
     def __init__(self, group: Any) -> None:
         self._ranks = dist.get_process_group_ranks(group)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.engine.blocks import UndoBlock
+from hookline.engine._undo.blocks import UndoBlock
 
 
 class EvalMode(UndoBlock):

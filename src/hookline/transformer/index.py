@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from hookline.engine._staying.permanent import PermanentHooks
 from hookline.engine.names import Filter, Points
 from hookline.engine.passes import Stream
-from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, Site
 from hookline.errors import UnavailablePointError, no_match, warn
 from hookline.transformer.anatomy import Anatomy

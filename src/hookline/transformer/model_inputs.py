@@ -9,9 +9,9 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.lineage import Lineage
+from hookline.engine._compiler.untraced import outside_compiler
+from hookline.engine._recording.lineage import Lineage
 from hookline.engine.signatures import parameters_of
-from hookline.engine.untraced import outside_compiler
 from hookline.errors import HooklineError, warn
 from hookline.text.ragged import warn_of_ragged
 from hookline.text.token_methods import TokenHelpers

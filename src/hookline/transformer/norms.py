@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._recording.deferred import Deferred
 from hookline.engine.calls import stashed
-from hookline.engine.deferred import Deferred
 from hookline.engine.derived import Derived, Formula
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._sharding.own_parts import Spans, own_site
+from hookline.engine._sharding.split_values import changed_in_any, sharing
 from hookline.engine.calls import stashed
 from hookline.engine.derived import Derived
 from hookline.engine.lenses import FIRST, Lens
-from hookline.engine.own_parts import Spans, own_site
 from hookline.engine.points import Site
-from hookline.engine.split_values import changed_in_any, sharing
 from hookline.errors import HooklineError, UnavailablePointError
 from hookline.transformer.norms import Normalized, NormScale, norm_of
 from hookline.transformer.shard_lenses import whole_parameter

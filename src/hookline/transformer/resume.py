@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._memory.snapshots import snapshot
+from hookline.engine._recording.recorder import Recorder, StopForward
+from hookline.engine._recording.skipping import Skipping
 from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.order import Phase, Turn
 from hookline.engine.points import Site
-from hookline.engine.recorder import Recorder, StopForward
 from hookline.engine.runs import Run
 from hookline.engine.schedule import Way, active
-from hookline.engine.skipping import Skipping
-from hookline.engine.snapshots import snapshot
 from hookline.errors import HooklineError
 from hookline.text.image_tokens import image_token_id
 from hookline.transformer.anatomy import Anatomy

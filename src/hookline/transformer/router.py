@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 from torch.nn import functional as F
 
-from hookline.engine.casting import Choices
-from hookline.engine.inner import InnerTap
-from hookline.engine.interception import ModeInterceptor
+from hookline.engine._inner.inner import InnerTap
+from hookline.engine._inner.interception import ModeInterceptor
+from hookline.engine._memory.casting import Choices
 from hookline.engine.order import Kind
 
 

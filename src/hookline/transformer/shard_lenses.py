@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hookline.engine._sharding.own_parts import own_site
 from hookline.engine.derived import Keys, Unflatten
-from hookline.engine.own_parts import own_site
 from hookline.errors import HooklineError, UnavailablePointError
 from hookline.transformer.layout_lenses import Heads, HeadsFirst, Interleaved
 

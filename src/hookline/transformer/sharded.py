@@ -13,8 +13,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from hookline.engine._sharding.split_values import complete, preparations, processes, refuse, refuse_items, sharing
 from hookline.engine.order import Kind
-from hookline.engine.split_values import complete, preparations, processes, refuse, refuse_items, sharing
 from hookline.errors import HooklineError
 from hookline.transformer import roles
 from hookline.transformer.agreement import Agreement

@@ -8,13 +8,13 @@ from typing import Any, Self
 
 from torch import nn
 
-from hookline.engine.attention import AttentionShape, AttentionTap, expect
+from hookline.engine._inner.attention import AttentionShape, AttentionTap, expect
+from hookline.engine._sharding.split_values import completing
 from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Lens, chained
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import Site
-from hookline.engine.split_values import completing
 from hookline.transformer import roles
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.architectures import architecture

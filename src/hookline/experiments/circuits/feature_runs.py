@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hookline.engine._compiler.compiling import left_out
 from hookline.engine.batch_index import drawn_once
-from hookline.engine.compiling import left_out
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.circuits.masked_runs import in_batches

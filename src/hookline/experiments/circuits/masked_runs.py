@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hookline.engine._compiler.compiling import left_out
 from hookline.engine.batch_index import drawn_once
-from hookline.engine.compiling import left_out
 from hookline.experiments.core.prompts import Prompts
 from hookline.experiments.edges import edge_receivers, sender_outputs, sender_turn
 from hookline.experiments.paths import Node

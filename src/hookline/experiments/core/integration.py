@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hookline.engine._compiler.compiling import left_out
 from hookline.engine.batch_index import drawn_once
-from hookline.engine.compiling import left_out
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.measure import Metrics

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.engine.added_hooks import active_hooks
+from hookline.engine._staying.added_hooks import active_hooks
 from hookline.errors import HooklineError
 
 Label: TypeAlias = int | float | str

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.modes import GradMode
-from hookline.engine.snapshots import snapshot
+from hookline.engine._memory.snapshots import snapshot
+from hookline.engine._undo.modes import GradMode
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.metric_positions import positions_read

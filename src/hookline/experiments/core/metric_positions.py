@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hookline.engine.modes import GradMode, Modes
-from hookline.engine.torch_hooks import TorchHooks
+from hookline.engine._undo.modes import GradMode, Modes
+from hookline.engine._undo.torch_hooks import TorchHooks
 from hookline.experiments.metrics import MetricFunction, checked_value
 from hookline.transformer.precision import upcast
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from hookline.engine._sharding.split_values import check_not_sharded
 from hookline.engine.hooked import HookList
 from hookline.engine.points import HookPoint
-from hookline.engine.split_values import check_not_sharded
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import token_labels
 from hookline.model import HookedModel

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hookline.engine.compiling import left_out
+from hookline.engine._compiler.compiling import left_out
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.model import HookedModel

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.edits import add, project_out, reflect
-from hookline.engine.split_values import check_not_sharded
+from hookline.engine._sharding.split_values import check_not_sharded
 from hookline.errors import HooklineError
 from hookline.experiments.core.answers import Answers, answer_ids, beside, checked_text, laid_out
 from hookline.experiments.core.labels import Label, about

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.compiling import left_out
+from hookline.engine._compiler.compiling import left_out
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import Estimate, checked_options

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from hookline.engine.attention import FusedCall
+from hookline.engine._inner.attention import FusedCall
 from hookline.errors import HooklineError
 from hookline.transformer.precision import upcast
 

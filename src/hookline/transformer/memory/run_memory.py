@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.live_bytes import pass_without_data
+from hookline.engine._memory.live_bytes import pass_without_data
 from hookline.engine.plan import Plan
 from hookline.errors import HooklineError, how_many, shown_bytes
 from hookline.transformer.memory.halving import free_bytes

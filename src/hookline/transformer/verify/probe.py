@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hookline.engine._undo.torch_hooks import TorchHooks
 from hookline.engine.cache import ActivationCache
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.signatures import parameters_of
-from hookline.engine.torch_hooks import TorchHooks
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.architectures import Architecture, architecture
 from hookline.transformer.contexts import EagerAttention

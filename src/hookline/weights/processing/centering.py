@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.structures import tensors_in
-from hookline.engine.torch_hooks import TorchHooks
+from hookline.engine._memory.structures import tensors_in
+from hookline.engine._undo.torch_hooks import TorchHooks
 from hookline.errors import HooklineError
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.norms import norm_of

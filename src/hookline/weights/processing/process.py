@@ -14,12 +14,12 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from hookline.engine import compiling
-from hookline.engine.blocks import UndoBlock, surely
-from hookline.engine.modes import GradMode
-from hookline.engine.split_values import check_not_sharded
+from hookline.engine._compiler import compiling
+from hookline.engine._compiler.untraced import untraced, verbs
+from hookline.engine._sharding.split_values import check_not_sharded
+from hookline.engine._undo.blocks import UndoBlock, surely
+from hookline.engine._undo.modes import GradMode
 from hookline.engine.taps import lock
-from hookline.engine.untraced import untraced, verbs
 from hookline.errors import HooklineError
 from hookline.transformer.outputs import outcome
 from hookline.weights.processing.centering import center_unembed, center_writers

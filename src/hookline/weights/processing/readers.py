@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.engine import taps
-from hookline.engine.blocks import UndoBlock
+from hookline.engine._memory.structures import tensors_in
+from hookline.engine._undo.blocks import UndoBlock
+from hookline.engine._undo.torch_hooks import TorchHooks
 from hookline.engine.schedule import active
-from hookline.engine.structures import tensors_in
-from hookline.engine.torch_hooks import TorchHooks
 from hookline.errors import HooklineError
 
 

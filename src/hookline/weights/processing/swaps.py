@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.modes import GradMode
+from hookline.engine._undo.modes import GradMode
 from hookline.errors import HooklineError
 
 

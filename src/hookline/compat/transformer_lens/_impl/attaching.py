@@ -19,10 +19,10 @@ from weakref import ref
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens._impl.toys import MID, with_toy_points
+from hookline.engine._staying.permanent import PermanentHooks
 from hookline.engine.calls import as_part_of_the_model
 from hookline.engine.delegate import Delegate, original
 from hookline.engine.order import Kind
-from hookline.engine.permanent import PermanentHooks
 from hookline.engine.points import HookPoint, hook_action
 from hookline.engine.runs import attached_modules
 from hookline.errors import HooklineError, UnavailablePointError

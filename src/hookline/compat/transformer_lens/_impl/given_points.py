@@ -17,9 +17,9 @@ from weakref import ref
 
 from torch import nn
 
+from hookline.engine._staying.permanent import permanent_hooks_of
 from hookline.engine.names import Points
 from hookline.engine.order import Kind
-from hookline.engine.permanent import permanent_hooks_of
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import attached_modules
 from hookline.hooks.hooked_module import HookedRootModule as _HookedRootModule

@@ -27,10 +27,10 @@ from hookline.compat.transformer_lens._impl.tokens import (
 )
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss
+from hookline.engine._compiler.untraced import outside_compiler
 from hookline.engine.hooked import Hooked
 from hookline.engine.names import Filter
 from hookline.engine.signatures import parameters_of
-from hookline.engine.untraced import outside_compiler
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.text.loss import lm_loss

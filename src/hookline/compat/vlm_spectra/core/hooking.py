@@ -16,15 +16,15 @@ from torch import Tensor
 
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
 from hookline.compat.vlm_spectra.core.attention_masks import MaskHook
+from hookline.engine._memory.snapshots import separated, snapshot
+from hookline.engine._recording.recorder import Recorder
 from hookline.engine.actions import Record
 from hookline.engine.callbacks import HookObject, refuse_class
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site
-from hookline.engine.recorder import Recorder
 from hookline.engine.runs import Run
-from hookline.engine.snapshots import separated, snapshot
 from hookline.errors import (
     HooklineError,
     InvalidHookError,

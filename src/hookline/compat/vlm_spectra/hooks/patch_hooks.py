@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.compat.vlm_spectra.hooks.base import Hook
-from hookline.engine.casting import cast
+from hookline.engine._memory.casting import cast
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import Points
 from hookline.engine.passes import current

@@ -1,0 +1,1 @@
+"""Gradients at points, and checkpointed regions, which run twice."""

@@ -1,0 +1,1 @@
+"""Points inside a module: attention scores, patterns, queries and keys, the choices of routers."""

@@ -1,0 +1,161 @@
+"""The memory outside a forward pass: the inputs, parameters and buffers that existed before it began.
+
+Others may hold pointers to it, so snapshots (`snapshots.py`) copy it, and share only what a pass makes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from operator import methodcaller
+from typing import Any, TypeAlias
+from weakref import ref
+
+from torch import Tensor, UntypedStorage, nn
+
+from hookline.engine._memory.structures import tensors_in
+from hookline.engine.calls import call_arguments, running, running_modules
+
+Held: TypeAlias = list[dict[str, Any]]
+"""The dictionaries in which modules hold their tensors."""
+
+
+class Outside:
+    """The memory that existed before a forward pass began."""
+
+    def __init__(self, root: nn.Module, inputs: Any, held: Callable[[], Held] | None) -> None:
+        self._root, self.inputs, self._held = ref(root), inputs, held
+        self.storages: set[int] | None = None
+        """The `id`s of its storages; None until first needed."""
+        self.tensors: set[int] | None = None
+        """The `id`s of the tensors in it; None until first needed."""
+        self._alive: list[Any] = []
+        self.copies = 0
+        """How many small tensors snapshots have copied in this pass rather than look for them here."""
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The whole model, held weakly: torch does not report the end of a pass that was interrupted."""
+        return self._root()
+
+    def find_tensors(self) -> set[int]:
+        """Find the tensors in it, once per pass."""
+        root = self._root()
+        held = self._held() if self._held is not None else [] if root is None else held_in(root)
+        self._alive = [*tensors_in(self.inputs), *chain.from_iterable(map(_values, held))]
+        self.tensors = set(map(id, self._alive))
+        return self.tensors
+
+    def find(self) -> set[int]:
+        """Find it, once per pass."""
+        if self.tensors is None:
+            self.find_tensors()
+        try:
+            storages = [each.untyped_storage() for each in self._alive if each is not None]
+        except (NotImplementedError, RuntimeError, ValueError):
+            storages = [found for each in self._alive if each is not None and (found := _memory(each)) is not None]
+        self.storages = set(map(id, storages))
+        self._alive += storages  # an `id` is valid while its object is alive
+        return self.storages
+
+
+_values = methodcaller("values")
+
+
+def _memory(tensor: Tensor) -> UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):
+        return None  # sparse, or not initialized yet: it has no memory to share
+
+
+def held_in(root: nn.Module) -> Held:
+    """The dictionaries in which the modules of a model hold their parameters and buffers.
+
+    It makes no call per module and bypasses `nn.Module.__getattr__`: small networks would notice the cost.
+    """
+    modules, known, held = [root], {id(root)}, []
+    for module in modules:  # which grows meanwhile
+        own = module.__dict__
+        if "_modules" not in own:  # traced by TorchScript
+            own = {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
+        held += [own["_parameters"], own["_buffers"]]
+        for child in own["_modules"].values():
+            if child is not None and id(child) not in known:
+                known.add(id(child))
+                modules.append(child)
+    return held
+
+
+class _Passes(threading.local):
+    """The forward passes of whole models in this thread, by the number of hooks that they run in."""
+
+    def __init__(self) -> None:
+        self.outside: dict[int, list[Outside]] = {}
+
+    def last(self) -> Outside | None:
+        """The memory outside the innermost pass, at the current depth of hooks."""
+        some = self.outside.get(running.hooks)
+        return some[-1] if some else None
+
+
+passes_here = _Passes()
+
+
+def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None = None) -> int:
+    """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes.
+
+    `held` returns `held_in(root)`, faster than a walk over all modules.
+    """
+    before = passes_here.last() if is_in_pass() else None
+    running.is_in_kernel = False  # an interrupt may have left it
+    new = Outside(root, inputs if before is None else (before.inputs, inputs), held)
+    some = passes_here.outside.setdefault(running.hooks, [])
+    some.append(new)
+    return len(some) - 1
+
+
+def end_sharing(begun: int = -1) -> None:
+    """End the pass that `begin_sharing` returned `begun` for, and those inside it; by default the innermost."""
+    some = passes_here.outside.get(running.hooks, [])
+    del some[begun:]
+    if not some:
+        passes_here.outside.pop(running.hooks, None)
+    if not passes_here.outside:
+        call_arguments.sent.clear()  # of modules that failed
+        call_arguments.copies.clear()
+
+
+def is_in_pass() -> bool:
+    """Whether a forward pass of a whole model is running in this thread. Interrupted ones are removed."""
+    if passes_here.outside:
+        running = {id(each) for each in running_modules()}
+        kept = {
+            hooks: [each for each in some if id(each.root) in running] for hooks, some in passes_here.outside.items()
+        }
+        passes_here.outside = {hooks: some for hooks, some in kept.items() if some}
+    return bool(passes_here.outside)
+
+
+def is_whole(module: nn.Module) -> bool:
+    """Whether the forward pass that is running is one of `module` as the whole model."""
+    some = passes_here.outside.get(running.hooks)  # as `last` does, without a call: this is asked in every event
+    return bool(some) and some[-1]._root() is module  # type: ignore[index]
+
+
+def root_of_pass() -> nn.Module | None:
+    """The whole model whose forward pass is running, at the current depth of hooks."""
+    outside = passes_here.last()
+    return None if outside is None else outside.root
+
+
+@contextmanager
+def sharing(root: nn.Module, inputs: Any) -> Iterator[None]:
+    """Around a forward pass of a whole model."""
+    begun = begin_sharing(root, inputs)
+    try:
+        yield
+    finally:
+        end_sharing(begun)

@@ -1,0 +1,1 @@
+"""Caches: what a run keeps, runs that only record, and runs that are used again."""

@@ -1,0 +1,1 @@
+"""What is said when a hook fails, never fires, or misses positions."""

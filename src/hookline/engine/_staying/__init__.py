@@ -1,0 +1,1 @@
+"""Hooks that stay until they are removed."""

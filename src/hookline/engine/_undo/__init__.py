@@ -1,0 +1,1 @@
+"""Blocks that undo what they did, however they end."""
