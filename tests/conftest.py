@@ -23,8 +23,8 @@ from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its 
 import hookline  # noqa: E402
 from hookline.engine import schedule, taps  # noqa: E402
 from hookline.engine._compiler import compiling  # noqa: E402
-from hookline.engine._inner import interception, operators  # noqa: E402
-from hookline.engine.calls import running  # noqa: E402
+from hookline.engine._inner import operators  # noqa: E402
+from hookline.engine.pass_state import pass_state  # noqa: E402
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # no test asserts a time
 hypothesis.settings.load_profile("any machine")
@@ -123,9 +123,9 @@ def _nothing_is_left_behind() -> Iterator[None]:
             time.sleep(0.01)
     assert _hooked() == []
     assert compiling._users == set()
-    assert not interception.stack.interceptors
+    assert not pass_state.interceptors
     assert operators.is_off()
-    hooks, running.hooks = running.hooks, 0
+    hooks, pass_state.hooks = pass_state.hooks, 0
     assert hooks == 0  # or later tests would seem to run inside a hook
     assert stores.changes_to_tinyworld() == 0
 

@@ -13,11 +13,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hookline.engine import schedule, taps
 from hookline.engine._compiler import compiling
-from hookline.engine._inner import interception, operators
-from hookline.engine._recording import detours
+from hookline.engine._inner import operators
 from hookline.engine._undo import blocks
 from hookline.engine._undo.blocks import entered
-from hookline.engine.calls import running
+from hookline.engine.pass_state import pass_state
 
 _PLACES = (
     "_forward_hooks",
@@ -42,10 +41,10 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         "active runs": schedule.active.get(),
         "open blocks": dict(blocks._open),
         "users of the compiler": set(compiling._users),
-        "skipped modules": dict(detours.here.skipped),
-        "watches": list(interception.stack.interceptors),
+        "skipped modules": dict(pass_state.skipped),
+        "watches": list(pass_state.interceptors),
         "operators": operators.is_off(),
-        "hooks that are running": running.hooks,
+        "hooks that are running": pass_state.hooks,
         # One that is over does nothing: torch may push it again when the traceback is freed.
         "modes": [mode for mode in overrides._get_current_function_mode_stack() if not getattr(mode, "is_over", False)],
         "dispatch modes": _get_current_dispatch_mode_stack(),

@@ -13,8 +13,8 @@ ENGINE = {path: tree for path, tree in TREES.items() if path.parts[0] == "engine
 
 MOST_NAMES = 149
 """Names of the engine that other packages import."""
-MOST_THREAD_LOCALS = 13
-MOST_FILES = 24
+MOST_THREAD_LOCALS = 5
+MOST_FILES = 25
 """Files that lie in `engine/` itself."""
 MOST_WORDS = 6
 """Variables called by one of these words, of 1,000."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline
-from hookline.engine.calls import call_arguments
+from hookline.engine.pass_state import pass_state
 from hookline.errors import HooklineError, NeverFiredWarning
 
 
@@ -225,7 +225,7 @@ def test_in_a_region_that_runs_again(reentrant, ends_inside) -> None:
         gradients.append((x.grad, net.work.fc.weight.grad))
         net.zero_grad()
     assert same(*gradients)
-    assert not call_arguments.copies
+    assert not pass_state.copies
 
 
 def test_a_container_that_changes_by_another_name_is_refused() -> None:

@@ -19,11 +19,11 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 import hookline
 from hookline.edits import zero
 from hookline.engine import taps
-from hookline.engine._inner import interception
 from hookline.engine._recording.skipping import Skipping
 from hookline.engine._torch.interrupts import covered, table_entries
 from hookline.engine._undo.blocks import UndoBlock, end_all, entered, surely
 from hookline.engine._undo.modes import GradMode, uncached
+from hookline.engine.pass_state import pass_state
 from hookline.experiments import patching
 from hookline.weights.processing.swaps import Swaps
 
@@ -201,7 +201,7 @@ def test_a_mode_that_comes_back_late_does_nothing() -> None:
     net, x, seen = hookline.hook(nn.MultiheadAttention(8, 2, batch_first=True)), torch.randn(1, 3, 8), []
 
     def keep(pattern):
-        seen.append(interception.stack.interceptors[-1])
+        seen.append(pass_state.interceptors[-1])
         return 2 * pattern
 
     net.run_with_hooks(x, x, x, fwd_hooks=[("pattern", keep)])

@@ -15,10 +15,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hookline import HookedModule
 from hookline.engine._memory.structures import NoTensorError
-from hookline.engine.calls import stashed
 from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Argument, Chain, Item
 from hookline.engine.order import Kind
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import Site
 from hookline.errors import HooklineError
 
@@ -65,7 +65,7 @@ def test_structures(data) -> None:
 def kept(tensor: Tensor) -> Site:
     """A site whose tensor was kept from an earlier event."""
     site = Site(nn.Identity(), Kind.OUTPUT)
-    stashed.saved[site] = tensor
+    pass_state.saved[site] = tensor
     return site
 
 

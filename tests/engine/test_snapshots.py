@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 import hookline
 from hookline.engine._memory import snapshots
-from hookline.engine._memory.outside import passes_here
 from hookline.engine._memory.snapshots import address
-from hookline.engine.calls import stashed
+from hookline.engine.pass_state import pass_state
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -222,8 +221,8 @@ def test_nothing_is_kept_alive_after_a_run(net, x) -> None:
     del mine
     gc.collect()
     assert alive() is None
-    assert stashed.saved == {}
-    assert passes_here.outside == {}
+    assert pass_state.saved == {}
+    assert pass_state.outside == {}
 
 
 class Two(nn.Module):

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import hookline
 from hookline import HookedRootModule, HookError, HooklineError, HookPoint, UnknownPointError
 from hookline.edits import zero
-from hookline.engine.calls import stashed
+from hookline.engine.pass_state import pass_state
 from hookline.errors import InvalidHookError
 from hookline.hooks import (
     Controller,
@@ -155,7 +155,7 @@ def test_nothing_is_kept_after_a_pass(gpt2) -> None:
     """Not the arguments of a module with a registered hook either: there are keys and values among them."""
     undo = [gpt2.add_hook("transformer.h.1.attn", Seen()), gpt2.add_hook("transformer.h.1.attn", lambda h: h)]
     gpt2(TOKENS)
-    assert not [site for site in stashed.saved if isinstance(stashed.saved[site], tuple)]
+    assert not [site for site in pass_state.saved if isinstance(pass_state.saved[site], tuple)]
     for each in undo:
         each()
 

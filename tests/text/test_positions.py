@@ -9,7 +9,7 @@ import torch
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning, at, last, token
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.positions import new_tokens, step
 from hookline.text.forward_pass import begin_pass
 
@@ -362,8 +362,8 @@ def test_a_new_cache_in_the_memory_of_an_old_one_is_another() -> None:
         states = States()
         begin_pass(model.module, {"input_ids": IDS, "cache_params": states})
         begin_pass(model.module, {"input_ids": IDS[:, :1], "cache_params": states})
-        seen.append((id(states), current.forward_pass.span.positions))
+        seen.append((id(states), pass_state.forward_pass.span.positions))
         del states
-    current.forward_pass = None
+    pass_state.forward_pass = None
     assert len({place for place, _ in seen}) < 3, "Python did not use the memory again, so this test shows nothing"
     assert {positions for _, positions in seen} == {range(IDS.shape[1], IDS.shape[1] + 1)}

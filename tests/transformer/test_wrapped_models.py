@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 
 import hookline
 from hookline import HookedModel, HooklineError, NeverFiredWarning, UnknownPointError
-from hookline.engine._inner import interception
+from hookline.engine.pass_state import pass_state
 from hookline.transformer.outputs import outcome
 from hookline.transformer.verify.report import verify_model
 
@@ -433,7 +433,7 @@ def test_edits_in_a_checkpointed_model(kind, attn, reentrant) -> None:
         assert_same(back, own_back)
         assert sorted(read) == sorted(names)
         assert any(not torch.allclose(found[name], bare[name]) for name in bare), names
-    assert not interception.stack.interceptors
+    assert not pass_state.interceptors
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -11,12 +11,11 @@ from torch.nn.modules import module as torch_module
 
 from hookline.compiled.classify import Placement, placed, refusal
 from hookline.engine._compiler import compiling
-from hookline.engine._inner import interception
 from hookline.engine._recording import skipping
 from hookline.engine._recording.detours import PLACE
 from hookline.engine.actions import Action
-from hookline.engine.calls import running
 from hookline.engine.order import Kind
+from hookline.engine.pass_state import pass_state
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.taps import Tap, has_foreign_hooks
 from hookline.transformer.architectures import chooses_keys, depends_on_length
@@ -52,9 +51,9 @@ def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
 
 def why_not_here() -> str | None:
     """Why nothing can be compiled in this thread now; None if it can."""
-    if running.hooks:
+    if pass_state.hooks:
         return "it is called in a hook"
-    if interception.stack.interceptors or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    if pass_state.interceptors or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return "a mode of torch is on"
     if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
         return "autocast is on"

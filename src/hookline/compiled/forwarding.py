@@ -25,7 +25,7 @@ from hookline.compiled.variants import Variant
 from hookline.engine._recording.recorder import Recorder, StopForward
 from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.runs import Run, open_runs
 from hookline.errors import HooklineError
 from hookline.text.token_positions import mask_of
@@ -163,7 +163,7 @@ class CompiledForward:
                 record.fired = True
                 record.recorder.keep(record.point, buffer[:, : self.width].clone())
         if not all(run.is_one_pass for run in open_runs()):
-            current.forward_pass = None  # the pass has ended
+            pass_state.forward_pass = None  # the pass has ended
         if self.state.stops:
             raise StopForward
         return CausalLMOutputWithPast(logits=logits)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookline.compiled.classify import positions_of
 from hookline.compiled.program import Slot
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import ForwardPass, Span
 from hookline.text.generate_calls import Generation
@@ -64,8 +64,8 @@ class Continuation:
 @contextmanager
 def in_pass(passing: Any) -> Iterator[None]:
     """A context in which positions are resolved as in this pass, which is not running."""
-    before, current.forward_pass = current.forward_pass, passing
+    before, pass_state.forward_pass = pass_state.forward_pass, passing
     try:
         yield
     finally:
-        current.forward_pass = before
+        pass_state.forward_pass = before

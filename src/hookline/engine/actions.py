@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import passes
-from hookline.engine._gradients.checkpointing import is_first_run, keep_for_second_run, recomputing
+from hookline.engine._gradients.checkpointing import is_first_run, keep_for_second_run
 from hookline.engine._memory.outside import Held, begin_sharing, end_sharing
 from hookline.engine._memory.structures import NoTensorError
 from hookline.engine._recording.deferred import Deferred
 from hookline.engine._sharding.split_values import processes
 from hookline.engine._torch.thread_state import set_grad_enabled
-from hookline.engine.calls import Count, running
+from hookline.engine.calls import Count
 from hookline.engine.order import Kind, Phase, Turn
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Step
 from hookline.engine.signatures import parameters_of
 from hookline.engine.taps import Tap, tap_on
@@ -109,7 +109,7 @@ class Begin(Action):
         """Begin the pass."""
         self.fired = True
         self.count.here().begin(self.tap, self.module)
-        recomputing.starts_with_grad = torch.is_grad_enabled() or is_first_run()
+        pass_state.starts_with_grad = torch.is_grad_enabled() or is_first_run()
         begin_sharing(self.module, value, self._held)
         passes.text().begin(self.module, _by_name(self.module, value))
         return value
@@ -193,8 +193,8 @@ class End(Action):
         has_succeeded = calls.raised() is None  # a hook at the output may have raised: there is a value then, too
         calls.end()
         if not calls.is_on():
-            current.forward_pass = None  # a module that is called by itself after this pass has no text
-        recomputing.starts_with_grad = True  # as far as is known of modules that are called by themselves now
+            pass_state.forward_pass = None  # a module that is called by itself after this pass has no text
+        pass_state.starts_with_grad = True  # as far as is known of modules that are called by themselves now
         end_sharing()
         if self._after is not None and not calls.is_on() and (after := self._after()) is not None:
             after()
@@ -250,20 +250,20 @@ class PointAction(Action):
 
     def call(self) -> int | None:
         """The number of the current call of its module; None where calls are not counted."""
-        if recomputing.is_on:
+        if pass_state.is_recomputing:
             return 0 if self.times == 1 else UNKNOWN
         return self.count.of(self.tap)
 
     def keep_for_second_run(self, *, must_act: bool = False) -> None:
         """Act again when the checkpointed region that is running now, if there is one, recomputes."""
-        if recomputing.starts_with_grad or torch.is_grad_enabled():
-            keep_for_second_run(self, current.forward_pass, must_act=must_act)
+        if pass_state.starts_with_grad or torch.is_grad_enabled():
+            keep_for_second_run(self, pass_state.forward_pass, must_act=must_act)
 
     def is_for_this_call(self) -> bool:
         """Whether the point is for every call of its module, or for the current one."""
         if self.point.only is None:
             return True
-        if running.hooks and self.count.here().is_of_hook():
+        if pass_state.hooks and self.count.here().is_of_hook():
             return False
         call = self.call()
         if call is None or call == UNKNOWN:
@@ -276,7 +276,7 @@ class PointAction(Action):
 
     def uncounted(self) -> HooklineError:
         """The error for a point that is for one call of its module, where calls are not counted."""
-        if recomputing.is_on:
+        if pass_state.is_recomputing:
             why = "recomputed by a checkpoint, where calls have no number: turn gradient checkpointing off"
         elif self.is_in_run:
             why = "in another thread than the run, and calls in several threads have no order"
@@ -306,7 +306,7 @@ class Record(PointAction):
 
     def __call__(self, value: Any) -> Any:
         """Keep the activation; the value continues unchanged."""
-        if running.hooks and self.count.here().is_below_hook():
+        if pass_state.hooks and self.count.here().is_below_hook():
             return value  # a hook called the module, not the model
         if self.point.only is not None and not self.is_for_this_call():
             return value

@@ -13,55 +13,20 @@ from torch import nn
 
 from hookline.engine._torch.frames import MODULE_CALL, callers
 from hookline.engine._undo.blocks import entered
+from hookline.engine.pass_state import pass_state
 
 if TYPE_CHECKING:
     from hookline.engine.taps import Tap
 
 
-class _Running(threading.local):
-    """The hooks running in this thread."""
-
-    def __init__(self) -> None:
-        self.hooks = 0  # how many there are, each called (indirectly) by the one before
-        self.call: int | None = None  # the number of the call of its module that the innermost hook sees
-        self.is_in_kernel = False  # whether torch waits for a kernel of ours, and refers to its arguments meanwhile
-
-
-running = _Running()
-
-
 @contextmanager
 def as_part_of_the_model() -> Iterator[None]:
     """What the innermost hook calls in this context counts as calls of the model: it stands in for a part of it."""
-    running.hooks -= 1
+    pass_state.hooks -= 1
     try:
         yield
     finally:
-        running.hooks += 1
-
-
-class _Arguments(threading.local):
-    """The arguments of the module call whose tap a value passes in this thread."""
-
-    def __init__(self) -> None:
-        self.given: Any = None
-        self.sent: dict[int, Any] = {}  # tensors that replaced the caller's: see `aliases.py`
-        self.copies: dict[int, Any] = {}  # lists and dicts that did: see `containers.py`
-
-
-call_arguments = _Arguments()
-
-
-class _Stashed(threading.local):
-    """What earlier events of the forward pass in this thread left for points that need it."""
-
-    def __init__(self) -> None:
-        self.saved: dict[Any, Any] = {}  # by site; by lens, for an edit of a derived tensor
-        self.memo: dict[Any, Any] = {}  # what was computed from it since
-        self.has_edits = False  # whether a derived tensor may have been edited
-
-
-stashed = _Stashed()
+        pass_state.hooks += 1
 
 
 class Calls:
@@ -76,7 +41,7 @@ class Calls:
 
     def __init__(self, *, is_home: bool = False) -> None:
         self.is_home = is_home  # whether calls outside a pass count too
-        self.hooks = running.hooks  # inside how many hooks those are made
+        self.hooks = pass_state.hooks  # inside how many hooks those are made
         self.calls: dict[tuple[Tap, int], int] = {}
         self.passes_on: list[int] = []  # for each pass that is running: inside how many hooks
         self._handled: list[BaseException | None] = []  # and the exception that its caller is handling
@@ -85,12 +50,12 @@ class Calls:
         """Begin a forward pass of the whole model, at `tap`."""
         if self.passes_on and not _is_running(root):
             self.passes_on = []  # torch does not report the end of a pass that was interrupted
-        if running.hooks not in self.passes_on:
+        if pass_state.hooks not in self.passes_on:
             self.failure = None  # of a module that was called by itself
-            self.calls = {key: call for key, call in self.calls.items() if key[1] < running.hooks}
-            self.calls[tap, running.hooks] = 0
+            self.calls = {key: call for key, call in self.calls.items() if key[1] < pass_state.hooks}
+            self.calls[tap, pass_state.hooks] = 0
         self._handled[len(self.passes_on) :] = [sys.exception()]
-        self.passes_on.append(running.hooks)
+        self.passes_on.append(pass_state.hooks)
 
     def raised(self) -> BaseException | None:
         """The exception that ends the innermost forward pass; None if it ends normally."""
@@ -107,11 +72,11 @@ class Calls:
 
     def is_of_hook(self) -> bool:
         """Whether the current call is made by a hook, in no pass of its own."""
-        return running.hooks != (self.passes_on[-1] if self.passes_on else self.hooks)
+        return pass_state.hooks != (self.passes_on[-1] if self.passes_on else self.hooks)
 
     def is_below_hook(self) -> bool:
         """Whether the current call is made by a hook of the outermost pass, or in a pass that such a hook started."""
-        return running.hooks != (self.passes_on[0] if self.passes_on else self.hooks)
+        return pass_state.hooks != (self.passes_on[0] if self.passes_on else self.hooks)
 
     def is_on(self) -> bool:
         """Whether a forward pass of the whole model is running."""
@@ -139,7 +104,7 @@ class Count:
         thread = threading.get_ident()
         if self._thread != thread:
             self._thread, self._home = thread, self._make(is_home=True)
-        self._home.hooks = running.hooks
+        self._home.hooks = pass_state.hooks
 
     def forget(self) -> None:
         """Count from 0 again."""
@@ -157,15 +122,15 @@ class Count:
     def next(self, tap: Tap) -> None:
         """Count one more call."""
         calls = (self._home if self._thread == threading.get_ident() else self.here()).calls
-        key = tap, running.hooks
+        key = tap, pass_state.hooks
         calls[key] = calls.get(key, -1) + 1
 
     def of(self, tap: Tap) -> int | None:
         """The number of the current call at `tap`; None where calls are not counted."""
         here: Calls = self._home if self._thread == threading.get_ident() else self.here()
-        if not (here.passes_on or here.is_home) or (running.hooks and here.is_of_hook()):
+        if not (here.passes_on or here.is_home) or (pass_state.hooks and here.is_of_hook()):
             return None
-        return here.calls.get((tap, running.hooks))
+        return here.calls.get((tap, pass_state.hooks))
 
 
 _lock = entered(threading.Lock())

@@ -20,9 +20,9 @@ from hookline.engine._recording.deferred import Deferred, kept
 from hookline.engine._torch import compiled_calls
 from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before
 from hookline.engine.actions import Action, PointAction
-from hookline.engine.calls import call_arguments, stashed
 from hookline.engine.lenses import Chain, Lens, deferred
 from hookline.engine.order import Kind, Phase, Turn
+from hookline.engine.pass_state import pass_state
 from hookline.engine.taps import Tap, tap_on
 
 if TYPE_CHECKING:
@@ -46,16 +46,16 @@ class Stash(Action):
 
     def __call__(self, value: Any) -> Any:
         """Return the value unchanged."""
-        stashed.saved[self.site] = self.site.lens.get(value)
-        stashed.memo[self.site] = {}
+        pass_state.saved[self.site] = self.site.lens.get(value)
+        pass_state.memo[self.site] = {}
         return value
 
 
 def kept_at(site: Site) -> Tensor | None:
     """Return a snapshot of what was saved at a site; None if it cannot be shared."""
-    found = stashed.memo[site]
+    found = pass_state.memo[site]
     if "kept" not in found:
-        found["kept"] = kept(stashed.saved[site])
+        found["kept"] = kept(pass_state.saved[site])
     return found["kept"]
 
 
@@ -96,7 +96,7 @@ class Added:
 
     def get(self, value: Any) -> Tensor:
         """The sum."""
-        return _sum(stashed.saved[self.base], self.lens.get(value))
+        return _sum(pass_state.saved[self.base], self.lens.get(value))
 
     @property
     def formula(self) -> Formula:
@@ -109,7 +109,7 @@ class Added:
 
     def put(self, value: Any, tensor: Tensor) -> Any:
         """Put in what must be added to get `tensor`."""
-        return self.lens.put(value, tensor - stashed.saved[self.base])
+        return self.lens.put(value, tensor - pass_state.saved[self.base])
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Difference:
 
     def get(self, value: Any) -> Tensor:
         """The difference."""
-        return self.lens.get(value) - stashed.saved[self.base]
+        return self.lens.get(value) - pass_state.saved[self.base]
 
     @property
     def formula(self) -> Formula:
@@ -134,7 +134,7 @@ class Difference:
 
     def put(self, value: Any, tensor: Tensor) -> Any:
         """Put in the saved tensor plus `tensor`."""
-        return self.lens.put(value, stashed.saved[self.base] + tensor)
+        return self.lens.put(value, pass_state.saved[self.base] + tensor)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Unflatten:
 
     def get(self, value: Tensor) -> Tensor:
         """Split the first axis."""
-        return value if value.ndim == 3 else value.unflatten(0, stashed.saved[self.like].shape[:2])
+        return value if value.ndim == 3 else value.unflatten(0, pass_state.saved[self.like].shape[:2])
 
     def put(self, value: Tensor, tensor: Tensor) -> Tensor:
         """Merge the first two axes."""
@@ -160,7 +160,7 @@ class MergeTiles:
 
     def get(self, value: Tensor) -> Tensor:
         """Merge the tiles of each example."""
-        return value.reshape(stashed.saved[self.like].shape[0], -1, *value.shape[2:])
+        return value.reshape(pass_state.saved[self.like].shape[0], -1, *value.shape[2:])
 
     def put(self, value: Tensor, tensor: Tensor) -> Tensor:
         """Split into tiles again."""
@@ -176,7 +176,7 @@ class ExpandBatch:
 
     def get(self, value: Any) -> Tensor:
         """Expand to the batch."""
-        x, like = self.lens.get(value), stashed.saved.get(self.like)
+        x, like = self.lens.get(value), pass_state.saved.get(self.like)
         x = x[None] if x.ndim == 2 else x
         return x if like is None or x.shape[0] != 1 else x.expand(like.shape[0], *x.shape[1:])
 
@@ -212,7 +212,7 @@ class Keys:
         return torch.cat([by_head, rest], -1) if rest.shape[-1] else by_head
 
     def _count(self, value: Tensor) -> int:
-        return value.shape[-1] if self.keys is None else stashed.saved[self.keys].shape[1]
+        return value.shape[-1] if self.keys is None else pass_state.saved[self.keys].shape[1]
 
 
 class Consequence(Protocol):
@@ -264,14 +264,14 @@ class Derived:
     def put(self, value: Any, tensor: Tensor) -> Any:
         """Return the value at the event after an edit, which is remembered."""
         new = self.changed(value, self.get(value), tensor)
-        stashed.saved[self], stashed.has_edits = (self.source(value), tensor), True
+        pass_state.saved[self], pass_state.has_edits = (self.source(value), tensor), True
         return new
 
     def edited(self, source: Tensor) -> Tensor | None:
         """The tensor after an edit; None if there was none for this source."""
-        if not stashed.has_edits:
+        if not pass_state.has_edits:
             return None
-        origin, tensor = stashed.saved.get(self, (None, None))
+        origin, tensor = pass_state.saved.get(self, (None, None))
         return tensor if origin is source else None
 
 
@@ -287,8 +287,8 @@ class Forget(Action):
     def __call__(self, value: Any) -> Any:
         """Return the value unchanged."""
         source = self.site.lens.get(value)
-        for lens in [key for key in stashed.saved if isinstance(key, Derived) and key.edited(source) is not None]:
-            del stashed.saved[lens]
+        for lens in [key for key in pass_state.saved if isinstance(key, Derived) and key.edited(source) is not None]:
+            del pass_state.saved[lens]
         return value
 
 
@@ -309,7 +309,7 @@ class Send(Action):
         """Return the arguments to call the module with."""
         if self.copies:
             value = map_tensors(value, lambda x: copy_of(x, x))
-        return value if value is call_arguments.given else noted_sent(self.module, call_arguments.given, value)
+        return value if value is pass_state.arguments else noted_sent(self.module, pass_state.arguments, value)
 
 
 class EndWrites(Action):
@@ -326,7 +326,7 @@ class EndWrites(Action):
 
     def __call__(self, value: Any) -> Any:
         """Return the value unchanged."""
-        for argument in tensors_in(call_arguments.given):
+        for argument in tensors_in(pass_state.arguments):
             writes: WriteCount | None = getattr(argument, "_hookline_writes", None)
             if writes is not None and not any(is_same_memory(argument, output) for output in tensors_in(value)):
                 writes.stop()
@@ -344,7 +344,7 @@ class GiveBack(Action):
 
     def __call__(self, value: Any) -> Any:
         """Return the value, with the caller's own tensors where the module returns its arguments."""
-        return give_back(self.module, value) if call_arguments.sent or call_arguments.copies else value
+        return give_back(self.module, value) if pass_state.sent or pass_state.copies else value
 
 
 def _is_derived(lens: Lens) -> bool:

@@ -20,7 +20,6 @@ from torch import nn
 
 from hookline.engine._compiler import compiling
 from hookline.engine._gradients import checkpointing
-from hookline.engine._gradients.checkpointing import recomputing
 from hookline.engine._inner import interception
 from hookline.engine._memory.aliases import is_discarded
 from hookline.engine._memory.outside import is_whole
@@ -31,9 +30,8 @@ from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine._torch.mode_stacks import count_dispatch_modes
 from hookline.engine._torch.refcounts import can_count, references
 from hookline.engine._undo.modes import has_caches, uncached
-from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.order import Kind, arrange
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule, Step, active
 from hookline.errors import HookError
 
@@ -63,12 +61,12 @@ class Listener:
         if len(runs) == 1 and runs[0].captures and (capture := runs[0].capture_at(self)) is not None:
             given = (args, rest[0]) if self.kind is Kind.INPUT else rest[1]
             return uncached(capture, given) if count_dispatch_modes() else capture(given)
-        before, call_arguments.given = call_arguments.given, (args, rest[0])
-        value = call_arguments.given if self.kind is Kind.INPUT else rest[1]
+        before, pass_state.arguments = pass_state.arguments, (args, rest[0])
+        value = pass_state.arguments if self.kind is Kind.INPUT else rest[1]
         try:
-            new = interception.unintercepted(self.flow, value) if interception.stack.interceptors else self.flow(value)
+            new = interception.unintercepted(self.flow, value) if pass_state.interceptors else self.flow(value)
         finally:
-            call_arguments.given = before
+            pass_state.arguments = before
         return None if new is value else new
 
     def flow(self: Any, value: Any) -> Any:
@@ -85,7 +83,7 @@ class Listener:
             if not runs and not is_replay:
                 self.tell_other_threads()
             return value
-        recomputing.is_on = is_replay
+        pass_state.is_recomputing = is_replay
         if is_replay:
             checkpointing.stash_again()
         else:
@@ -119,7 +117,7 @@ class Listener:
 
 def edit(action: Edit, value: Any) -> Any:
     """Let one hook work on the activation in `value`. Returns the value to continue with."""
-    if recomputing.is_on:
+    if pass_state.is_recomputing:
         call = action.call()
     else:
         call = action.count.of(action.tap)
@@ -149,7 +147,7 @@ def edit(action: Edit, value: Any) -> Any:
     else:
         new = action.view.put(value, action.fitted_result(result, x, given))
     action.has_edited = True
-    if recomputing.starts_with_grad or torch.is_grad_enabled():
+    if pass_state.starts_with_grad or torch.is_grad_enabled():
         action.keep_for_second_run(must_act=True)
     is_inside = action.tap.kind is Kind.OUTPUT and not is_whole(action.module)
     return action.written_back(value, new) if is_inside and is_discarded(in_place=action.may_write) else new
@@ -157,17 +155,17 @@ def edit(action: Edit, value: Any) -> Any:
 
 def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
     """Call the user's function. Its errors are raised as a `HookError`, unless the model wants them unchanged."""
-    before = running.call, running.hooks, current.forward_pass, current.at_hook
-    recomputed = recomputing.is_on, recomputing.starts_with_grad
-    saved = stashed.saved, stashed.memo
-    may_be_reentrant = recomputing.starts_with_grad and not torch.is_grad_enabled() and action.dir == "fwd"
+    before = pass_state.call, pass_state.hooks, pass_state.forward_pass, pass_state.at_hook
+    recomputed = pass_state.is_recomputing, pass_state.starts_with_grad
+    saved = pass_state.saved, pass_state.memo
+    may_be_reentrant = pass_state.starts_with_grad and not torch.is_grad_enabled() and action.dir == "fwd"
     in_region = checkpointing.Absence() if may_be_reentrant or hooks_on_saved_tensors() is not None else None
     try:
-        if recomputing.is_on:
-            current.forward_pass = checkpointing.pass_in_second_run()
-        running.call, running.hooks, current.at_hook = call, running.hooks + 1, current.forward_pass
-        if stashed.saved:  # the hook may run the model, which saves other values at the same sites
-            stashed.saved, stashed.memo = stashed.saved.copy(), stashed.memo.copy()
+        if pass_state.is_recomputing:
+            pass_state.forward_pass = checkpointing.pass_in_second_run()
+        pass_state.call, pass_state.hooks, pass_state.at_hook = call, pass_state.hooks + 1, pass_state.forward_pass
+        if pass_state.saved:  # the hook may run the model, which saves other values at the same sites
+            pass_state.saved, pass_state.memo = pass_state.saved.copy(), pass_state.memo.copy()
         return action.invoke(given, action.point)
     except StopRecomputation:  # not a failure: torch has recomputed all that it needs
         raise
@@ -177,9 +175,9 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
             raise
         raise failures.raised(action, error) from error  # not in a variable: that would be a reference cycle
     finally:
-        running.call, running.hooks, current.forward_pass, current.at_hook = before
-        recomputing.is_on, recomputing.starts_with_grad = recomputed
-        stashed.saved, stashed.memo = saved
+        pass_state.call, pass_state.hooks, pass_state.forward_pass, pass_state.at_hook = before
+        pass_state.is_recomputing, pass_state.starts_with_grad = recomputed
+        pass_state.saved, pass_state.memo = saved
         if in_region is not None:
             in_region.end(action)
 
@@ -212,14 +210,14 @@ def at_positions(action: Edit, step: Step, value: Any) -> Any:
     value = step(value)
     action.fired = fired or reach.has_acted()
     action.why_not = None if action.fired else reach.why_not()
-    if not recomputing.is_on:
+    if not pass_state.is_recomputing:
         reach.note(action.point)
     return value
 
 
 def only_call(action: Edit, step: Step, value: Any) -> Any:
     """For a point such as `fc#1`: act at one call of the module."""
-    if not recomputing.is_on:
+    if not pass_state.is_recomputing:
         action.times = (action.count.of(action.tap) or 0) + 1
     return step(value) if action.is_for_this_call() else value
 

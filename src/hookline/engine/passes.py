@@ -6,7 +6,6 @@ a pass covers. `hookline.text` registers its answers here with `use`; until then
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -14,17 +13,6 @@ from torch import Tensor, nn
 
 Stream: TypeAlias = Literal["text", "encoder", "image"]
 """What a point's positions belong to: the text, the input of an encoder beside a decoder, or the patches of images."""
-
-
-class _Current(threading.local):
-    """The forward pass of a language model that is running in this thread: a `text.forward_pass.ForwardPass`."""
-
-    def __init__(self) -> None:
-        self.forward_pass: Any = None
-        self.at_hook: Any = None  # the same when the innermost hook was called, which may have run the model since
-
-
-current = _Current()
 
 
 class Unreached(Protocol):

@@ -16,11 +16,11 @@ from hookline.engine._memory.casting import Choices
 from hookline.engine._staying.permanent import PermanentHooks, keep
 from hookline.engine.actions import UNKNOWN
 from hookline.engine.callbacks import HookObject
-from hookline.engine.calls import running
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.lenses import FIRST, Later, Lens, later
 from hookline.engine.order import Kind
-from hookline.engine.passes import Stream, current
+from hookline.engine.pass_state import pass_state
+from hookline.engine.passes import Stream
 from hookline.engine.schedule import active
 from hookline.errors import HooklineError
 
@@ -168,12 +168,12 @@ class HookPoint(nn.Module):
 
         None for an added hook when its module is called by itself, outside a forward pass.
         """
-        if running.call == UNKNOWN:
+        if pass_state.call == UNKNOWN:
             raise HooklineError(
                 f"the module of {self.name!r} was called several times, and its calls cannot be distinguished while a "
                 f"checkpointed region recomputes; switch gradient checkpointing off"
             )
-        return running.call
+        return pass_state.call
 
     @property
     def canonical_name(self) -> str:
@@ -200,7 +200,7 @@ class HookPoint(nn.Module):
         return passing.span_at(self.stream).positions
 
     def _passing(self) -> Any:
-        passing = current.at_hook if running.hooks else current.forward_pass
+        passing = pass_state.at_hook if pass_state.hooks else pass_state.forward_pass
         if passing is None:
             raise HooklineError(f"the step and positions of {self.name!r} are known only while a language model runs")
         return passing

@@ -13,7 +13,7 @@ from torch import nn
 
 from hookline.engine._compiler import compiling
 from hookline.engine._compiler.untraced import leave_compiled_code, untraced
-from hookline.engine._gradients.checkpointing import is_first_run, is_second_run, recomputing
+from hookline.engine._gradients.checkpointing import is_first_run, is_second_run
 from hookline.engine._inner import interception
 from hookline.engine._memory.outside import Held
 from hookline.engine._memory.snapshots import stop_sharing
@@ -34,11 +34,10 @@ from hookline.engine._torch.mode_stacks import count_function_modes
 from hookline.engine._undo.blocks import UndoBlock
 from hookline.engine._undo.modes import remove_ended
 from hookline.engine.actions import Action, Agree, Compare, PointAction, bounds, numbers
-from hookline.engine.calls import call_arguments, running, stashed
 from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.order import Kind
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule, active
 from hookline.engine.taps import Tap, has_foreign_hooks, lock
 from hookline.errors import HookError, HooklineError
@@ -121,7 +120,7 @@ class Run(Schedule, UndoBlock):
             permanent = permanent_hooks_of(self.root)
             permanent.settle()
             permanent.forget_missed()
-        self._depth, self._hooks = len(interception.stack.interceptors), running.hooks
+        self._depth, self._hooks = len(pass_state.interceptors), pass_state.hooks
         return self.begin()
 
     def _share_errors(self) -> None:
@@ -133,7 +132,7 @@ class Run(Schedule, UndoBlock):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is not None and self.is_here:
-            running.hooks = self._hooks  # an interrupt on the way out of a hook may have left it counted
+            pass_state.hooks = self._hooks  # an interrupt on the way out of a hook may have left it counted
         try:
             self._end()
         except BaseException:
@@ -181,7 +180,7 @@ class Run(Schedule, UndoBlock):
             remove_ended()
         active.set((*[run for run in active.get() if run.is_open], self))
         self.retain(self)
-        recomputing.starts_with_grad = torch.is_grad_enabled() or is_first_run()
+        pass_state.starts_with_grad = torch.is_grad_enabled() or is_first_run()
         self.count.open()
         self.is_open = True
         return self
@@ -195,7 +194,7 @@ class Run(Schedule, UndoBlock):
         self.is_open = False
         # Not a reset to what it was before: contexts may be left in another order than they were entered.
         active.set(tuple([run for run in active.get() if run is not self]))
-        if len(interception.stack.interceptors) > self._depth and self.is_here:
+        if len(pass_state.interceptors) > self._depth and self.is_here:
             interception.stop(self._depth)
         for action in self._backward:
             action.end_pass()
@@ -290,11 +289,11 @@ def open_runs() -> tuple[Schedule, ...]:
 
 def clear_state() -> None:
     """Drop what only a run needs, if none is open in this thread."""
-    if not (running.hooks or (active.get() and open_runs())):
-        stashed.saved.clear()
-        stashed.memo.clear()
-        stashed.has_edits = False
-        current.forward_pass = None
-        call_arguments.sent.clear()
-        call_arguments.copies.clear()
+    if not (pass_state.hooks or (active.get() and open_runs())):
+        pass_state.saved.clear()
+        pass_state.memo.clear()
+        pass_state.has_edits = False
+        pass_state.forward_pass = None
+        pass_state.sent.clear()
+        pass_state.copies.clear()
         stop_sharing()

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hookline.engine._gradients.checkpointing import recomputing
 from hookline.engine._memory.aliases import is_passed_through
 from hookline.engine._memory.snapshots import Loan, lend, snapshot
 from hookline.engine._memory.structures import NoTensorError, first_tensor, look, replaced, tensor_paths, tensors_in
 from hookline.engine._reports.failures import hook_error, nothing_there
 from hookline.engine._staying.registration import Registration
-from hookline.engine.calls import stashed
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.lenses import FIRST, Chain
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import HookPoint, Site
 from hookline.engine.results import fit
 from hookline.engine.schedule import Step
@@ -69,7 +68,7 @@ class _Release:
         self.site = site
 
     def __call__(self, value: Any) -> Any:
-        stashed.saved.pop(self.site, None)
+        pass_state.saved.pop(self.site, None)
         return value
 
 
@@ -225,20 +224,20 @@ class ObjectEdit(Edit):
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the module's call; none where they are not known, inside the module."""
-        return copied(stashed.saved.get(self.before or self, ((), {})), snapshot)
+        return copied(pass_state.saved.get(self.before or self, ((), {})), snapshot)
 
 
 def _if_enabled(action: ObjectEdit, step: Step, value: Any) -> Any:
     """Take the step unless the hook object is disabled."""
-    if not action.hook.is_enabled() and not recomputing.is_on:
+    if not action.hook.is_enabled() and not pass_state.is_recomputing:
         return value
     if action.tap.kind is not Kind.INPUT or action.takes_call:
         return step(value)
-    stashed.saved[action] = value  # the arguments, for a hook on one of them
+    pass_state.saved[action] = value  # the arguments, for a hook on one of them
     try:
         return step(value)
     finally:
-        stashed.saved.pop(action, None)
+        pass_state.saved.pop(action, None)
 
 
 def _lent(x: Tensor, loans: dict[int, Loan]) -> Tensor:

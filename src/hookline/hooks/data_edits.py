@@ -24,9 +24,8 @@ from torch import Tensor
 from hookline.engine._gradients.gradients import BackwardHook
 from hookline.engine.batch_index import one_draw
 from hookline.engine.callbacks import HookObject
-from hookline.engine.calls import running
 from hookline.engine.hook_actions import Edit, HookAction
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import HookPoint
 from hookline.engine.schedule import Step
 from hookline.errors import HooklineError
@@ -285,8 +284,8 @@ class Noise(DataEdit):
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         check_float(self.kind, x, hook)
-        step = current.forward_pass.whole_step(self) if current.forward_pass is not None else 0
-        place = crc32(f"{hook.canonical_name} {running.call} {step}".encode())
+        step = pass_state.forward_pass.whole_step(self) if pass_state.forward_pass is not None else 0
+        place = crc32(f"{hook.canonical_name} {pass_state.call} {step}".encode())
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) % 2**63)
         rows = one_draw.get()
         if rows is not None:
@@ -297,7 +296,7 @@ class Noise(DataEdit):
 
     def _check_rows(self, x: Tensor, rows: int, hook: Any) -> None:
         """In an experiment, each row must get the noise of a run by itself."""
-        span = current.forward_pass.span if current.forward_pass is not None else None
+        span = pass_state.forward_pass.span if pass_state.forward_pass is not None else None
         is_padded = span is not None and span.mask is not None and not bool(span.mask.all())
         if is_padded and rows > 1:
             raise HooklineError(

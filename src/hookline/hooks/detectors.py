@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine._memory.snapshots import snapshot
-from hookline.engine.calls import running
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import Filter
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import clear_state
 from hookline.engine.schedule import active
@@ -90,7 +90,7 @@ class Detector(Hook):
 
     def check_points(self, points: list[HookPoint]) -> None:
         """Raise an error if it would be at two places at once: what it reads at one would replace the other."""
-        if self._actions() and not running.hooks:
+        if self._actions() and not pass_state.hooks:
             clear_state()
             gc.collect()  # it may be on a model that is no longer in use
         places = [f"{_how(action)} at {action.point.name!r}{_of_another(action, points)}" for action in self._actions()]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hookline.engine._recording.deferred import mapped
 from hookline.engine.batch_index import Rows, checked_rows
 from hookline.engine.cache import ActivationCache
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.errors import HooklineError
 from hookline.text.at_positions import picked
 from hookline.text.token_positions import Positions
@@ -272,12 +272,12 @@ class StreamCache(ActivationCache):
     def _picked(self, x: Tensor, where: Positions, name: str | None = None) -> Tensor:
         if self.forward_pass is None:
             raise HooklineError("this cache has lost its text, which positions need: index the tensors instead")
-        before, current.forward_pass = current.forward_pass, self.forward_pass
+        before, pass_state.forward_pass = pass_state.forward_pass, self.forward_pass
         try:
             point = name.removesuffix("_grad") if name is not None else f"{self._model.layer(0)}.hook_resid_pre"
             return picked(x, self._model.find(point), where)
         finally:
-            current.forward_pass = before
+            pass_state.forward_pass = before
 
     def _upto(self, layer: int | None) -> int:
         if layer is None or layer == -1:

@@ -20,7 +20,7 @@ from hookline.engine.callbacks import OnError, caller
 from hookline.engine.hooked import Hooked
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import Filter
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, a_type
 from hookline.hooks import Controller, Detector
@@ -115,8 +115,8 @@ class Splice(Controller):
             return None
         norms = row_norms(x, x.ndim - 1)
         is_text = torch.ones_like(norms, dtype=torch.bool)
-        if current.forward_pass is not None and self.point.stream != "image":
-            span = current.forward_pass.span_at(self.point.stream)
+        if pass_state.forward_pass is not None and self.point.stream != "image":
+            span = pass_state.forward_pass.span_at(self.point.stream)
             real = span.real()[:, span.positions.start : span.positions.stop].to(x.device)
             is_text = real if real.shape == norms.shape else is_text
         is_out = torch.zeros_like(is_text)

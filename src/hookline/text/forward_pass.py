@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from hookline.engine.calls import running
-from hookline.engine.passes import Stream, current
+from hookline.engine.pass_state import pass_state
+from hookline.engine.passes import Stream
 from hookline.errors import HooklineError
 from hookline.text.generate_calls import Generation, generation_of
 
@@ -210,9 +210,9 @@ _latest = _Latest()
 
 def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = False) -> None:
     """Note what the forward pass of `model` that begins now covers, from its keyword inputs."""
-    before: PassProgress | None = _latest.progress.get(model, {}).get(running.hooks)
+    before: PassProgress | None = _latest.progress.get(model, {}).get(pass_state.hooks)
     if is_only and before is not None and before.last.is_again(inputs):
-        current.forward_pass = before.last
+        pass_state.forward_pass = before.last
         return
     has_encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     cache = inputs.get("past_key_values")
@@ -220,7 +220,7 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
     span = _span(inputs, "decoder_" if has_encoder else "", _seen_before(cache, before))
     encoder = (_span(inputs, "", 0) or _span_of_states(inputs)) if has_encoder else None
     if span is None:
-        current.forward_pass = None if encoder is None else ForwardPass(0, encoder, encoder, ref(model), is_only)
+        pass_state.forward_pass = None if encoder is None else ForwardPass(0, encoder, encoder, ref(model), is_only)
         return
     if _is_noted(span, encoder):
         return
@@ -236,11 +236,11 @@ def begin_pass(model: nn.Module, inputs: Mapping[str, Any], *, is_only: bool = F
         passing = _in_generation(passing, generation, before, cache)
     elif start:
         passing = _in_loop(passing, before, cache)
-    current.forward_pass = passing
+    pass_state.forward_pass = passing
     if refusal is None:
         # A loop may write its next token to the same tensor.
         text = (*passing.span.earlier, (start, None if span.tokens is None else span.tokens.clone()))
-        _latest.progress.setdefault(model, {})[running.hooks] = PassProgress(passing, _reference(cache), text)
+        _latest.progress.setdefault(model, {})[pass_state.hooks] = PassProgress(passing, _reference(cache), text)
 
 
 def whole_text(model: nn.Module, tokens: Tensor, mask: Tensor | None) -> ForwardPass:
@@ -252,12 +252,12 @@ def whole_text(model: nn.Module, tokens: Tensor, mask: Tensor | None) -> Forward
 def begin_encoder(model: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Note the input of the encoder of `model`, when `generate` runs it before the model itself."""
     span = _span(inputs, "", 0)
-    current.forward_pass = ForwardPass(0, span, span, ref(model), False) if span is not None else None
+    pass_state.forward_pass = ForwardPass(0, span, span, ref(model), False) if span is not None else None
 
 
 def _is_noted(span: Span, encoder: Span | None) -> bool:
     """Whether this pass was noted already, by the verb that runs it; two passes may be on the same tokens."""
-    before: ForwardPass | None = current.forward_pass
+    before: ForwardPass | None = pass_state.forward_pass
     if before is None or span.tokens is None or before.refusal is not None or before.generation is not None:
         return False
     if before.encoder is None or encoder is None:

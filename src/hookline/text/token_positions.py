@@ -26,7 +26,7 @@ from jaxtyping import Bool
 from numpy import ndarray
 from torch import Tensor
 
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.errors import HooklineError, how_many
 from hookline.text.forward_pass import ForwardPass, Span, tokenizers
 from hookline.text.image_tokens import mask_in
@@ -231,7 +231,7 @@ def _for_rows(positions: Tensor, rows: int) -> Tensor:
     count = 1 if positions.dtype == torch.bool and positions.ndim == 1 else len(positions)
     if count == rows or (count == 1 and positions.dtype == torch.bool):
         return positions
-    text: ForwardPass | None = current.forward_pass
+    text: ForwardPass | None = pass_state.forward_pass
     if not count or rows % count or text is None or text.generation is None:
         raise HooklineError(f"positions are given for {count} rows, but the batch has {rows}")
     return positions.repeat_interleave(rows // count, 0)
@@ -301,7 +301,7 @@ def is_one_per_row(positions: Positions) -> bool:
 def _current_pass(positions: Positions, point: Any, rows: int, n: int) -> tuple[ForwardPass, Span]:
     """The current forward pass, and its positions as the point sees them."""
     is_meaning, is_image = isinstance(positions, Meaning), point.stream == "image"
-    text: ForwardPass | None = None if is_image else current.forward_pass
+    text: ForwardPass | None = None if is_image else pass_state.forward_pass
     if is_image and is_meaning:
         raise HooklineError(
             f"{positions!r} is a position in the prompt, but the positions of {point.name!r} are image patches: "

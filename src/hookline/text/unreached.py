@@ -11,7 +11,7 @@ import threading
 
 from torch import Tensor
 
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import HookPoint
 from hookline.text.token_positions import Lacking, Positions, lacking
 
@@ -31,7 +31,7 @@ class UnreachedPositions(threading.local):
 
     def note(self, point: HookPoint) -> None:
         """Look at the text of the current forward pass, as the point sees it."""
-        passing = current.forward_pass
+        passing = pass_state.forward_pass
         if passing is None or passing.is_only:
             return
         span = passing.span_at(point.stream)

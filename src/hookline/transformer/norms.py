@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine._recording.deferred import Deferred
-from hookline.engine.calls import stashed
 from hookline.engine.derived import Derived, Formula
 from hookline.engine.names import lens_of
 from hookline.engine.order import Kind
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import Site
 from hookline.transformer.precision import upcast
 
@@ -70,10 +70,10 @@ class Norm:
 
     def parts_of(self, input: Site) -> tuple[Tensor, Tensor]:
         """The parts of the current input, computed once for all points of this norm."""
-        cached_parts = stashed.memo[input]
+        cached_parts = pass_state.memo[input]
         with_grad = torch.is_grad_enabled()
         if with_grad not in cached_parts:
-            cached_parts[with_grad] = self.parts(stashed.saved[input])
+            cached_parts[with_grad] = self.parts(pass_state.saved[input])
         return cached_parts[with_grad]
 
 
@@ -152,7 +152,7 @@ class _InNorm(Derived):
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """The input of the norm."""
-        return stashed.saved[self.input]
+        return pass_state.saved[self.input]
 
     @property
     def formula(self) -> Formula:
@@ -172,7 +172,7 @@ class NormScale(_InNorm):
 
     def later(self, value: Any) -> Deferred | None:
         """Defer the denominator, unless it was edited."""
-        is_edited = stashed.has_edits and self.edited(self.source(value)) is not None
+        is_edited = pass_state.has_edits and self.edited(self.source(value)) is not None
         return None if is_edited else self.formula.later(value)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class Normalized(_InNorm):
 
     def later(self, value: Any) -> Deferred | None:
         """Defer the normalized activation, unless it or the denominator was edited."""
-        if stashed.has_edits:
+        if pass_state.has_edits:
             x = self.source(value)
             if self.edited(x) is not None or NormScale(self.norm, self.input).edited(x) is not None:
                 return None

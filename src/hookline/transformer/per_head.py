@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from hookline.engine._sharding.own_parts import Spans, own_site
 from hookline.engine._sharding.split_values import changed_in_any, sharing
-from hookline.engine.calls import stashed
 from hookline.engine.derived import Derived
 from hookline.engine.lenses import FIRST, Lens
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import Site
 from hookline.errors import HooklineError, UnavailablePointError
 from hookline.transformer.norms import Normalized, NormScale, norm_of
@@ -32,7 +32,7 @@ class HeadResult(Derived):
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """`hook_z`."""
-        return stashed.saved[self.z]
+        return pass_state.saved[self.z]
 
     def computed(self, value: Any) -> Tensor:
         """The projection of each head's `z`."""
@@ -42,9 +42,9 @@ class HeadResult(Derived):
         # Only once for each call: a process whose hook has edited the result needs it no more, and if the others
         # collected the weight again, they would wait for this one.
         with_grad = torch.is_grad_enabled()
-        last = stashed.memo.get(HeadResult)
+        last = pass_state.memo.get(HeadResult)
         if last is None or last[0] is not z or with_grad > last[1]:
-            last = stashed.memo[HeadResult] = z, with_grad, self.of(z)
+            last = pass_state.memo[HeadResult] = z, with_grad, self.of(z)
         return last[2] if with_grad else last[2].detach()
 
     def of(self, z: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class _OwnHeadResult(HeadResult):
 
     def get(self, value: Any) -> Tensor:
         """The results of these heads."""
-        source = stashed.saved.get(self.whole.z)
+        source = pass_state.saved.get(self.whole.z)
         edited = None if source is None else self.whole.edited(source)
         return self.computed(value) if edited is None else edited[..., self.heads.start : self.heads.stop, :]
 
@@ -149,11 +149,11 @@ class ReprojectHeads:
 
     def __call__(self, output: Any) -> Any:
         """The output, re-projected for each head with an edited input."""
-        stream = stashed.saved.get(self.stream)
+        stream = pass_state.saved.get(self.stream)
         if stream is None:
             return output
         inputs = self._edited(stream)
-        done, stashed.saved[self] = stashed.saved.get(self, (None, None)), (stream, inputs)
+        done, pass_state.saved[self] = pass_state.saved.get(self, (None, None)), (stream, inputs)
         if done[0] is stream and done[1] is inputs:  # by another run
             return output
         if inputs is not None:
@@ -229,7 +229,7 @@ class ThroughNorm(Derived):
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """The input of the norm."""
-        return stashed.saved[self.stream]
+        return pass_state.saved[self.stream]
 
     def computed(self, value: Any) -> Tensor:
         """The input of the norm."""

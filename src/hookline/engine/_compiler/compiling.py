@@ -23,6 +23,7 @@ from hookline.engine._torch.stance import (
     stance_in,
 )
 from hookline.engine._undo.blocks import UndoBlock, entered
+from hookline.engine.pass_state import pass_state
 
 _lock = entered(threading.RLock())  # a model may be collected, hooks and all, in the middle of anything
 _ours: Any = None  # our stance, while it is installed in the compiler
@@ -34,31 +35,20 @@ _no_tracing = entered(threading.RLock())
 _tracing: Any = None  # the lock of the compiler, once it is imported
 
 
-class _Here(threading.local):
-    """Whether this thread runs a graph that was compiled with the hooks in it, and why it runs without our graphs."""
-
-    def __init__(self) -> None:
-        self.has_hooks_in_graph = False
-        self.left_out = ""
-
-
-_here = _Here()
-
-
 class _Said(UndoBlock):
     """A block in which something is said of this thread."""
 
     def __init__(self, name: str, value: Any) -> None:
-        self._name, self._value, self._before = name, value, getattr(_here, name)
+        self._name, self._value, self._before = name, value, getattr(pass_state, name)
 
     def open(self) -> None:
         """Say it."""
-        setattr(_here, self._name, self._value)
+        setattr(pass_state, self._name, self._value)
 
     def close(self) -> None:
         """Return to what was said before."""
         if self.is_here:
-            setattr(_here, self._name, self._before)
+            setattr(pass_state, self._name, self._before)
 
 
 def hooks_in_graph() -> UndoBlock:
@@ -73,12 +63,12 @@ def hooks_in_graph() -> UndoBlock:
 
 def left_out(why: str) -> UndoBlock:
     """A block in which `hookline.compiled` leaves the passes of this thread uncompiled: a graph would not pay."""
-    return _Said("left_out", _here.left_out or why)
+    return _Said("left_out", pass_state.left_out or why)
 
 
 def why_left_out() -> str:
     """Why passes of this thread are left uncompiled; empty if they are not."""
-    return _here.left_out
+    return pass_state.left_out
 
 
 def tracing_lock() -> Any:
@@ -184,4 +174,4 @@ def _imported() -> Any:
 
 def _wants_eager() -> bool:
     """Whether a call of compiled code that begins in this thread is to run uncompiled."""
-    return bool(_users) and not _here.has_hooks_in_graph
+    return bool(_users) and not pass_state.has_hooks_in_graph

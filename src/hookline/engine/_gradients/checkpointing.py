@@ -8,7 +8,6 @@ region exists, the run stays attached to its modules, and acts only when that re
 from __future__ import annotations
 
 import ctypes
-import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -29,22 +28,12 @@ from hookline.engine._torch.checkpoint_regions import (
 )
 from hookline.engine._torch.frames import callers, frame_at
 from hookline.engine._torch.graph_tasks import current_graph_task
-from hookline.engine.calls import is_call_of, stashed
+from hookline.engine.calls import is_call_of
+from hookline.engine.pass_state import pass_state
 
 if TYPE_CHECKING:
     from hookline.engine.actions import PointAction
     from hookline.engine.runs import Run
-
-
-class _Recomputing(threading.local):
-    """What checkpointing means for the forward pass in this thread."""
-
-    def __init__(self) -> None:
-        self.is_on = False  # whether a checkpointed region is recomputing
-        self.starts_with_grad = True  # whether gradients were enabled when the forward pass began, as far as is known
-
-
-recomputing = _Recomputing()
 
 
 class Lease:
@@ -120,12 +109,12 @@ def keep_for_second_run(action: PointAction, forward_pass: Any, *, must_act: boo
             "its module computes it in a checkpointed region, which runs again without the rest of the module: turn "
             "gradient checkpointing off, or run the model under torch.no_grad()"
         )
-    if recomputing.is_on:  # a region inside the one that recomputes
+    if pass_state.is_recomputing:  # a region inside the one that recomputes
         forward_pass = pass_in_second_run()
     for region, args in regions_in_first_run():
         region.__dict__["_hookline_pass"] = forward_pass
         given = region.__dict__.setdefault("_hookline_given", {})
-        given |= {site: index for site, x in stashed.saved.items() for index, arg in enumerate(args) if arg is x}
+        given |= {site: index for site, x in pass_state.saved.items() for index, arg in enumerate(args) if arg is x}
         acted = region.__dict__.setdefault("_hookline_acted", {})
         if action not in acted:
             run = action.run
@@ -226,7 +215,7 @@ def stash_again() -> None:
     """
     for region, args in reversed(list(regions_in_second_run())):  # the innermost last: its arguments are the latest
         for site, index in region.__dict__.get("_hookline_given", {}).items():
-            stashed.saved[site], stashed.memo[site] = args[index], {}
+            pass_state.saved[site], pass_state.memo[site] = args[index], {}
 
 
 def _is_part_of(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline.engine._gradients.checkpointing import is_first_run, recomputing
+from hookline.engine._gradients.checkpointing import is_first_run
 from hookline.engine._gradients.gradient_sources import OVERWRITTEN, GradientSource, SentTensor
 from hookline.engine._memory.aliases import is_discarded, is_overwriting, is_passed_through
 from hookline.engine._memory.outside import is_whole
@@ -19,11 +19,10 @@ from hookline.engine._memory.structures import NoTensorError
 from hookline.engine._reports import failures
 from hookline.engine.actions import PointAction
 from hookline.engine.callbacks import Caller
-from hookline.engine.calls import running
 from hookline.engine.events import call_hook
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.order import Kind, Phase
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.results import fit
 from hookline.engine.schedule import Step
 from hookline.errors import HookError, UnavailablePointError
@@ -132,7 +131,7 @@ class _GradientStep:
         return "gradients are disabled (torch.no_grad or torch.inference_mode)"
 
     def _comes_later(self) -> bool:
-        if not (recomputing.starts_with_grad and is_first_run()):
+        if not (pass_state.starts_with_grad and is_first_run()):
             return False
         self._keep_for_second_run(must_act=True)
         return True
@@ -179,16 +178,16 @@ class BackwardHook(GradientTap, HookAction):
             if not run.is_one_pass and not self.count.here().is_on():
                 self.end_pass()  # a module by itself, or a checkpointed region that recomputes: no pass will end
             self._sources.append(sent.source())
-        call, forward_pass = self.call(), current.forward_pass
+        call, forward_pass = self.call(), pass_state.forward_pass
 
         def on_gradient(grad: Tensor) -> Tensor | None:
             given = snapshot(grad, is_ours=True)
-            before = current.forward_pass, recomputing.is_on
-            current.forward_pass, recomputing.is_on = forward_pass, False  # the text is that of the forward pass
+            before = pass_state.forward_pass, pass_state.is_recomputing
+            pass_state.forward_pass, pass_state.is_recomputing = forward_pass, False  # the text is that of then
             try:
                 result = _unpacked(call_hook(self, given, call))
             finally:
-                current.forward_pass, recomputing.is_on = before
+                pass_state.forward_pass, pass_state.is_recomputing = before
             if result is None or result is given:
                 return None if is_unchanged(given, grad) else given
             return fit(self, result, grad)
@@ -236,8 +235,8 @@ class GradientRecord(GradientTap):
 
     def attach(self, sent: SentTensor) -> None:
         """Remember where the gradient at the point, after every hook, is to be found."""
-        is_of_model = not (running.hooks and self.count.here().is_below_hook())
-        if is_of_model and not recomputing.is_on:
+        is_of_model = not (pass_state.hooks and self.count.here().is_below_hook())
+        if is_of_model and not pass_state.is_recomputing:
             self.recorder.watch(self.point, sent.source())
 
     def miss(self, error: NoTensorError) -> None:

@@ -13,6 +13,7 @@ from hookline.engine._inner import interception
 from hookline.engine._inner.interception import FunctionInterceptor
 from hookline.engine._undo.torch_hooks import take_off
 from hookline.engine.order import Kind
+from hookline.engine.pass_state import pass_state
 from hookline.engine.taps import Tap, lock, tap_on
 
 
@@ -47,7 +48,7 @@ class InnerTap(Tap):
         all_captures = [captures[tap] for tap in taps.values()] if captures.keys() >= {*taps.values()} else None
 
         def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            depth = len(interception.stack.interceptors)
+            depth = len(pass_state.interceptors)
             interceptor = make.for_call(args, kwargs)(module, taps, (args, kwargs))
             interceptor.captures = all_captures
             interception.start(interceptor)

@@ -10,7 +10,6 @@ those functions are intercepted, in this thread and this module only; `attention
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -28,6 +27,7 @@ from hookline.engine._torch.mode_stacks import (
     push_function_mode,
 )
 from hookline.engine._undo.modes import remove_ended
+from hookline.engine.pass_state import pass_state
 
 if TYPE_CHECKING:
     from hookline.engine.order import Kind
@@ -210,42 +210,32 @@ def _is_of_others(mode: Any) -> bool:
     return not (isinstance(mode, FunctionInterceptor) or type(mode).__module__.startswith("torch."))
 
 
-class _Stack(threading.local):
-    """The interceptors of the modules now running in this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.interceptors: list[FunctionInterceptor] = []
-
-
-stack = _Stack()
-
-
 def start(interceptor: FunctionInterceptor) -> None:
     """Intercept from now on."""
-    stack.interceptors.append(interceptor)
+    pass_state.interceptors.append(interceptor)
     interceptor.begin()
 
 
 def stop(depth: int) -> None:
     """End all interceptors except the outermost `depth`; some of their modules may have been interrupted."""
-    while len(stack.interceptors) > depth:
-        stack.interceptors[-1].end()
-        stack.interceptors.pop()
+    while len(pass_state.interceptors) > depth:
+        pass_state.interceptors[-1].end()
+        pass_state.interceptors.pop()
 
 
 def stop_in(module: nn.Module) -> FunctionInterceptor | None:
     """End the interceptor of `module` and those inside it. Returns that of the module."""
-    depths = [depth for depth, each in enumerate(stack.interceptors) if each.module is module]
+    depths = [depth for depth, each in enumerate(pass_state.interceptors) if each.module is module]
     if not depths:
         return None
-    interceptor = stack.interceptors[depths[-1]]
+    interceptor = pass_state.interceptors[depths[-1]]
     stop(depths[-1])
     return interceptor
 
 
 def mute(module: nn.Module, more: int) -> None:
     """Enter (1) or leave (-1) a child of `module` that is ignored."""
-    for interceptor in reversed(stack.interceptors):
+    for interceptor in reversed(pass_state.interceptors):
         if interceptor.module is module:
             interceptor.mute(more)
             return
@@ -253,4 +243,4 @@ def mute(module: nn.Module, more: int) -> None:
 
 def unintercepted(function: Callable[[Any], Any], value: Any) -> Any:
     """Call `function` without interception: what hooks compute is not part of the model."""
-    return stack.interceptors[-1].without(function, (value,), {})
+    return pass_state.interceptors[-1].without(function, (value,), {})

@@ -28,7 +28,7 @@ from hookline.engine._torch.dispatch_keys import (
     set_key,
 )
 from hookline.engine._torch.graph_tasks import current_graph_task
-from hookline.engine.calls import running
+from hookline.engine.pass_state import pass_state
 
 if TYPE_CHECKING:
     from hookline.engine._inner.interception import OperatorInterceptor
@@ -125,16 +125,16 @@ def _kernel(func: Callable[..., Any], *, is_list: bool) -> Callable[..., Any]:
         if interceptor is None:  # a thread that torch started, or an interrupt left the key set
             set_key(KEY, False)
             return func(*args, **kwargs)
-        before = running.is_in_kernel
+        before = pass_state.is_in_kernel
         _call(interceptor.outer)
         try:
-            running.is_in_kernel = True
+            pass_state.is_in_kernel = True
             is_own = interceptor.place == _place()  # not of an operator, or a backward pass, that the module calls
             result = interceptor.operator(func, args, kwargs) if is_own else func(*args, **kwargs)
             return list(result) if is_list else result
         finally:
             _call(interceptor)
-            running.is_in_kernel = before
+            pass_state.is_in_kernel = before
 
     return kernel
 

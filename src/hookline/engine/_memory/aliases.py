@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from hookline.engine._gradients.checkpointing import recomputing
 from hookline.engine._memory.containers import note_copies, take_copies, warn_of_lost_edit, with_originals
 from hookline.engine._memory.outside import root_of_pass
 from hookline.engine._memory.snapshots import (
@@ -33,13 +32,14 @@ from hookline.engine._torch.bytecode import DISCARDED, RETURNED, USED, can_read,
 from hookline.engine._torch.frames import MODULE_CALL, SEQUENTIAL, TORCH_MODULES, callers, frame_at
 from hookline.engine._torch.transforms import is_wrapped
 from hookline.engine._torch.version_counters import can_keep_version, keep_version
-from hookline.engine.calls import call_arguments, is_call_of
+from hookline.engine.calls import is_call_of
+from hookline.engine.pass_state import pass_state
 
 
 def is_passed_through(x: Tensor) -> bool:
     """Whether `x`, at the output of a module, is an argument of that call, or a view of one."""
-    return call_arguments.given is not None and any(
-        is_same_memory(x, each) for each in tensors_in(call_arguments.given)
+    return pass_state.arguments is not None and any(
+        is_same_memory(x, each) for each in tensors_in(pass_state.arguments)
     )
 
 
@@ -139,7 +139,7 @@ def noted_sent(module: nn.Module, old: Any, new: Any) -> Any:
             continue
         if is_same_memory(before, after):
             if (sent := _sent_to(module, before)) is not None:  # edited, and then led through a view for its gradient
-                call_arguments.sent[id(after)] = _kept(sent._replace(new=after, version=_version(after)))
+                pass_state.sent[id(after)] = _kept(sent._replace(new=after, version=_version(after)))
         else:
             original = getattr(after, "_hookline_original", None)
             is_copy = (original is not None and original() is before) or is_unchanged(after, before)
@@ -147,7 +147,7 @@ def noted_sent(module: nn.Module, old: Any, new: Any) -> Any:
                 after, counted = _counted(after), after
                 new = _swapped(new, counted, after)
             kept = snapshot(after.detach(), is_ours=True)
-            call_arguments.sent[id(after)] = _kept(_Sent(module, before, after, kept, is_copy, _version(after)))
+            pass_state.sent[id(after)] = _kept(_Sent(module, before, after, kept, is_copy, _version(after)))
     for before, after in zip((*old[0], *old[1].values()), (*new[0], *new[1].values()), strict=False):
         if before is not after and type(before) is not Tensor:
             note_copies(module, old, new)
@@ -172,12 +172,12 @@ def give_back(module: nn.Module, value: Any) -> Any:
 
     Returns the module's output, with the caller's objects where the module returned a replacement.
     """
-    copies = take_copies(module, call_arguments.given) if call_arguments.copies else []
+    copies = take_copies(module, pass_state.arguments) if pass_state.copies else []
     swaps: list[tuple[Tensor, Tensor, dict[int, Tensor]]] = []
     callers: list[Any] = [copy.original for copy in copies]
     edited: list[Tensor] = []
     sources = (
-        [call_arguments.given, *[list(copy.in_copy.values()) for copy in copies]] if copies else call_arguments.given
+        [pass_state.arguments, *[list(copy.in_copy.values()) for copy in copies]] if copies else pass_state.arguments
     )
     for argument in list(tensors_in(sources)):
         x = argument
@@ -202,7 +202,7 @@ def give_back(module: nn.Module, value: Any) -> Any:
     warn_of_lost_edit(copies, value, edited)
     for copy in copies:
         copy.apply(as_callers)
-    call_arguments.given = (call_arguments.given, callers)
+    pass_state.arguments = (pass_state.arguments, callers)
     return as_callers(value)
 
 
@@ -211,15 +211,15 @@ def _kept(sent: _Sent) -> Any:
 
     So there it must not keep tensors, whose graph would keep what recomputed them, hooks and all.
     """
-    return sent._replace(old=ref(sent.old), new=ref(sent.new)) if recomputing.is_on else sent  # type: ignore[arg-type]
+    return sent._replace(old=ref(sent.old), new=ref(sent.new)) if pass_state.is_recomputing else sent  # type: ignore[arg-type]
 
 
 def _sent_to(module: nn.Module, x: Tensor) -> _Sent | None:
     """Take the note that `x` was sent to this module; what was sent to a module around it is given back at its end."""
-    sent: _Sent | None = call_arguments.sent.get(id(x))
+    sent: _Sent | None = pass_state.sent.get(id(x))
     if sent is None or sent.module is not module:
         return None
-    del call_arguments.sent[id(x)]
+    del pass_state.sent[id(x)]
     if not isinstance(sent.old, ref):
         return sent
     old, new = sent.old(), sent.new()  # type: ignore[operator]
@@ -346,7 +346,7 @@ def is_discarded(*, in_place: bool = True) -> bool:
                 and not is_calling(frame, "forward_call")
             ):
                 return False  # it is what a torch hook returns
-    if fate != DISCARDED or recomputing.is_on or root_of_pass() is not None:
+    if fate != DISCARDED or pass_state.is_recomputing or root_of_pass() is not None:
         return fate == DISCARDED
     # Outside a pass, only what a module's own code ignores counts: users call modules just to see them run.
     return any(each.f_code is MODULE_CALL for each in callers(frame))

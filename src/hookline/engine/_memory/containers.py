@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from hookline.engine._gradients.checkpointing import recomputing
 from hookline.engine._memory.structures import children, replaced
 from hookline.engine._torch.graph_tasks import at_end_of_backward
-from hookline.engine.calls import call_arguments
+from hookline.engine.pass_state import pass_state
 from hookline.errors import HooklineError, NeverFiredWarning, a_type, users_level
 
 Change: TypeAlias = Callable[[Any], Any]
@@ -144,14 +143,14 @@ def copied_containers(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
 def note_copies(module: nn.Module, old: Any, new: Any) -> None:
     """Note which containers among the arguments of a module are copies of its caller's."""
     (args, kwargs), (new_args, new_kwargs) = old, new
-    copies = call_arguments.copies
+    copies = pass_state.copies
     for before, after in [*zip(args, new_args, strict=False), *((kwargs[k], new_kwargs.get(k)) for k in kwargs)]:
         if before is after or isinstance(before, Tensor):
             continue
         for original, copy in copied_containers(before, after):
             note = CopiedContainer(module, original, copy, Contents.of(original), Contents.of(copy))
             copies[id(copy)] = note
-            if recomputing.is_on:  # torch may end the recomputation in the middle of the module
+            if pass_state.is_recomputing:  # torch may end the recomputation in the middle of the module
                 at_end_of_backward(partial(_forget, copies, note))
 
 
@@ -164,11 +163,11 @@ def take_copies(module: nn.Module, value: Any) -> list[CopiedContainer]:
     """Take the notes of the copies that this module was called with: a copy of a copy before that."""
     notes: list[CopiedContainer] = []
     waiting = [value]
-    while waiting and call_arguments.copies:
+    while waiting and pass_state.copies:
         part = waiting.pop(0)
-        note = call_arguments.copies.get(id(part))
+        note = pass_state.copies.get(id(part))
         if note is not None and note.module is module:
-            del call_arguments.copies[id(part)]
+            del pass_state.copies[id(part)]
             notes.append(note)
             waiting += [*note.in_copy.values(), note.original]
         elif not isinstance(part, Tensor):

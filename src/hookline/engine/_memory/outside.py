@@ -5,7 +5,6 @@ Others may hold pointers to it, so snapshots (`snapshots.py`) copy it, and share
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -16,7 +15,8 @@ from weakref import ref
 from torch import Tensor, UntypedStorage, nn
 
 from hookline.engine._memory.structures import tensors_in
-from hookline.engine.calls import call_arguments, running, running_modules
+from hookline.engine.calls import running_modules
+from hookline.engine.pass_state import pass_state
 
 Held: TypeAlias = list[dict[str, Any]]
 """The dictionaries in which modules hold their tensors."""
@@ -89,19 +89,10 @@ def held_in(root: nn.Module) -> Held:
     return held
 
 
-class _Passes(threading.local):
-    """The forward passes of whole models in this thread, by the number of hooks that they run in."""
-
-    def __init__(self) -> None:
-        self.outside: dict[int, list[Outside]] = {}
-
-    def last(self) -> Outside | None:
-        """The memory outside the innermost pass, at the current depth of hooks."""
-        some = self.outside.get(running.hooks)
-        return some[-1] if some else None
-
-
-passes_here = _Passes()
+def memory_outside() -> Outside | None:
+    """The memory from before the innermost pass, at the current depth of hooks."""
+    passes = pass_state.outside.get(pass_state.hooks)
+    return passes[-1] if passes else None
 
 
 def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None = None) -> int:
@@ -109,45 +100,45 @@ def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None 
 
     `held` returns `held_in(root)`, faster than a walk over all modules.
     """
-    before = passes_here.last() if is_in_pass() else None
-    running.is_in_kernel = False  # an interrupt may have left it
+    before = memory_outside() if is_in_pass() else None
+    pass_state.is_in_kernel = False  # an interrupt may have left it
     new = Outside(root, inputs if before is None else (before.inputs, inputs), held)
-    some = passes_here.outside.setdefault(running.hooks, [])
+    some = pass_state.outside.setdefault(pass_state.hooks, [])
     some.append(new)
     return len(some) - 1
 
 
 def end_sharing(begun: int = -1) -> None:
     """End the pass that `begin_sharing` returned `begun` for, and those inside it; by default the innermost."""
-    some = passes_here.outside.get(running.hooks, [])
+    some = pass_state.outside.get(pass_state.hooks, [])
     del some[begun:]
     if not some:
-        passes_here.outside.pop(running.hooks, None)
-    if not passes_here.outside:
-        call_arguments.sent.clear()  # of modules that failed
-        call_arguments.copies.clear()
+        pass_state.outside.pop(pass_state.hooks, None)
+    if not pass_state.outside:
+        pass_state.sent.clear()  # of modules that failed
+        pass_state.copies.clear()
 
 
 def is_in_pass() -> bool:
     """Whether a forward pass of a whole model is running in this thread. Interrupted ones are removed."""
-    if passes_here.outside:
+    if pass_state.outside:
         running = {id(each) for each in running_modules()}
         kept = {
-            hooks: [each for each in some if id(each.root) in running] for hooks, some in passes_here.outside.items()
+            hooks: [each for each in some if id(each.root) in running] for hooks, some in pass_state.outside.items()
         }
-        passes_here.outside = {hooks: some for hooks, some in kept.items() if some}
-    return bool(passes_here.outside)
+        pass_state.outside = {hooks: some for hooks, some in kept.items() if some}
+    return bool(pass_state.outside)
 
 
 def is_whole(module: nn.Module) -> bool:
     """Whether the forward pass that is running is one of `module` as the whole model."""
-    some = passes_here.outside.get(running.hooks)  # as `last` does, without a call: this is asked in every event
+    some = pass_state.outside.get(pass_state.hooks)  # as `last` does, without a call: this is asked in every event
     return bool(some) and some[-1]._root() is module  # type: ignore[index]
 
 
 def root_of_pass() -> nn.Module | None:
     """The whole model whose forward pass is running, at the current depth of hooks."""
-    outside = passes_here.last()
+    outside = memory_outside()
     return None if outside is None else outside.root
 
 

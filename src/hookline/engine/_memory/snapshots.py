@@ -8,12 +8,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._memory.outside import passes_here
+from hookline.engine._memory.outside import memory_outside
 from hookline.engine._torch.copy_on_write import can_share, current_stream, data_address, is_shared, lazy_clone
 from hookline.engine._torch.interrupts import is_held_here
 from hookline.engine._torch.refcounts import can_count, memory_references, references, tensor_references
 from hookline.engine._torch.transforms import is_wrapped, unwrapped
-from hookline.engine.calls import running
+from hookline.engine.pass_state import pass_state
 
 # torch's copy-on-write clone shares memory until either side is written to, in Python or in a kernel; the writer then
 # gets a copy. It exists for plain tensors that torch allocated itself, on CPU and CUDA; for all others a plain clone is
@@ -56,14 +56,14 @@ _NOT_EXPORTED = 1 - _ONE_TENSOR
 
 def stop_sharing() -> None:
     """Note that no pass is running in this thread."""
-    passes_here.outside.clear()
+    pass_state.outside.clear()
     while is_held_here(_sharing):  # left by an interrupt
         _sharing.release()
 
 
 def is_from_outside(x: Tensor) -> bool:
     """Whether `x` existed before the current forward pass: an input, a parameter or a buffer, or a view of one."""
-    outside = passes_here.last()
+    outside = memory_outside()
     return outside is not None and _is_plain(x) and id(x.untyped_storage()) in (outside.storages or outside.find())
 
 
@@ -91,7 +91,7 @@ def _clone(x: Tensor) -> Tensor:
 
 def _is_better_copied(x: Tensor) -> bool:
     """Whether a copy costs less than to find out whether `x` can be shared: for a few small tensors in each pass."""
-    some = passes_here.outside.get(running.hooks)  # as `last` does, without a call
+    some = pass_state.outside.get(pass_state.hooks)  # as `last` does, without a call
     outside = some[-1] if some else None
     if outside is None or outside.copies >= _FEW or outside.tensors is not None or x.numel() > _SMALL:
         return False
@@ -156,12 +156,12 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
     if not storage.resizable():  # there is a numpy array of it
         return None
     if not is_ours:
-        if not (x.requires_grad or running.is_in_kernel):  # else it is not exported through DLPack, which holds it
+        if not (x.requires_grad or pass_state.is_in_kernel):  # else it is not exported through DLPack, which holds it
             owner = x if x._base is None else x._base
             uses = tensor_references(owner)
             if uses > 1 if owner is x else uses - memory_references(storage._cdata) > _NOT_EXPORTED:
                 return None
-        some = passes_here.outside.get(running.hooks)  # as `last` does, without a call
+        some = pass_state.outside.get(pass_state.hooks)  # as `last` does, without a call
         outside = some[-1] if some else None
         if outside is None:
             is_known = False

@@ -13,17 +13,16 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from hookline.engine._inner.interception import stack, unintercepted
+from hookline.engine._inner.interception import unintercepted
 from hookline.engine._memory.snapshots import shared
 from hookline.engine._memory.structures import NoTensorError
 from hookline.engine._recording.deferred import Deferred
 from hookline.engine._recording.recorder import Recorder
 from hookline.engine._torch.thread_state import is_autocast_on
 from hookline.engine.actions import Record
-from hookline.engine.calls import stashed
 from hookline.engine.derived import Stash
 from hookline.engine.lenses import Chain, First, Lens, is_pure, is_root
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import Site
 from hookline.engine.schedule import Schedule
 from hookline.engine.taps import Tap
@@ -130,19 +129,19 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
     lens, is_first = event.lens, type(event.lens) is First
 
     def one_by_one(value: Any, _is_new: bool = False) -> None:
-        unintercepted(each_action, value) if stack.interceptors else each_action(value)
+        unintercepted(each_action, value) if pass_state.interceptors else each_action(value)
 
     def each_action(value: Any) -> None:
         for place in places:
             saved[place] = None
         for site, place in bases:
             if (base := saved[place]) is not None:
-                stashed.saved[site], stashed.memo[site] = base, {"kept": base}
+                pass_state.saved[site], pass_state.memo[site] = base, {"kept": base}
         for action in actions:
             action(value)
 
     def capture(value: Any, is_new: bool = False) -> None:
-        if recorder.forward_pass is not current.forward_pass:
+        if recorder.forward_pass is not pass_state.forward_pass:
             recorder.note_pass()
         if recorder.is_padded:
             return one_by_one(value)
@@ -160,7 +159,7 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
             for place in places:
                 saved[place] = same
             for site in stashes:
-                stashed.saved[site], stashed.memo[site] = x, {"kept": same}
+                pass_state.saved[site], pass_state.memo[site] = x, {"kept": same}
         if is_one:
             actions[0].fired = True
         if read is not None:
@@ -171,7 +170,7 @@ def _capture_of(recorder: Recorder, event: _Event, needed: set[Site]) -> Capture
         elif recipe is not None:
             recorder.log.append((recipe, same))
         if others:
-            unintercepted(take_others, value) if stack.interceptors else take_others(value)
+            unintercepted(take_others, value) if pass_state.interceptors else take_others(value)
         return None
 
     def missed() -> None:

@@ -7,8 +7,7 @@ hooks. Modules are skipped that way (`skipping.py`), and recorded at a lower cos
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,22 +20,13 @@ from hookline.engine._torch.compiled_calls import call_with_hooks, can_detour, l
 from hookline.engine._torch.frames import frame_at
 from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine._torch.mode_stacks import count_dispatch_modes
-from hookline.engine.schedule import Way, active
+from hookline.engine.pass_state import pass_state
+from hookline.engine.schedule import active
 from hookline.engine.taps import lock, tell_other_threads
 
 _is_traced, _is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
 PLACE = compiled_calls.ATTRIBUTE
 """The attribute that torch calls instead of a module and its hooks, if it is not None."""
-
-
-class _Here(threading.local):
-    """The modules that are skipped in this thread, with what they return instead."""
-
-    def __init__(self) -> None:
-        self.skipped: Mapping[nn.Module, Way] = {}
-
-
-here = _Here()
 
 
 class Detour:
@@ -78,10 +68,10 @@ class Detour:
             return self.go_on(*args, **kwargs)  # another thread leads the calls while this one compiles the module
         runs = active.get()
         if (
-            runs is self.alone and not here.skipped and current_graph_task() == -1 and not count_dispatch_modes()
+            runs is self.alone and not pass_state.skipped and current_graph_task() == -1 and not count_dispatch_modes()
         ):  # nearly always
             return self.way(args, kwargs)
-        way = here.skipped.get(self.module) if here.skipped else None
+        way = pass_state.skipped.get(self.module) if pass_state.skipped else None
         if way is not None:
             return way(args, kwargs)
         for run in runs:

@@ -24,8 +24,7 @@ from hookline.engine._memory.casting import (
 from hookline.engine._memory.snapshots import inside_transform, snapshot
 from hookline.engine._memory.structures import map_tensors
 from hookline.engine._recording.deferred import Activations, Deferred, is_replayable
-from hookline.engine.calls import stashed
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.errors import HooklineError, NeverFiredWarning, a_type
 
 if TYPE_CHECKING:
@@ -83,17 +82,17 @@ class Recorder:
             if site.module is module:
                 self.saved[place] = None
             elif (x := self.saved[place]) is not None:
-                stashed.saved[site], stashed.memo[site] = x, {"kept": x}
+                pass_state.saved[site], pass_state.memo[site] = x, {"kept": x}
 
     def note_pass(self) -> None:
         """Another forward pass of a text has begun."""
-        self.forward_pass = current.forward_pass
+        self.forward_pass = pass_state.forward_pass
         has_text = self.forward_pass is not None and self.positions is None
         self.is_padded = has_text and self.forward_pass.is_padded
 
     def keep(self, point: HookPoint, x: Tensor | Deferred) -> None:
         """Keep the current value of `x`."""
-        if self.forward_pass is not current.forward_pass:
+        if self.forward_pass is not pass_state.forward_pass:
             self.note_pass()
         kept = x if isinstance(x, Deferred) else self._kept(point, x.detach() if x.requires_grad else x)
         if self.is_padded:

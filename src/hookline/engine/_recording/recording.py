@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from hookline.engine._compiler import compiling
 from hookline.engine._inner.inner import InnerTap
-from hookline.engine._inner.interception import stack
 from hookline.engine._memory.snapshots import shared
 from hookline.engine._recording.captures import Capture, captures_in, whole_output
 from hookline.engine._recording.deferred import is_replayable
@@ -34,9 +33,8 @@ from hookline.engine._torch.hooks_on_modules import (
 )
 from hookline.engine._torch.refcounts import references
 from hookline.engine.actions import Record
-from hookline.engine.calls import running
 from hookline.engine.order import Kind
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.runs import Run, open_runs
 from hookline.engine.schedule import Way, active
 from hookline.engine.taps import Tap, lock
@@ -117,8 +115,8 @@ class RecordingRun(Run):
             call = detour.own or call_with_hooks(module)
             if around is not None:
                 output = around(call, args, kwargs)
-            elif stack.interceptors and type(module) in stack.interceptors[-1].plain:
-                output = stack.interceptors[-1].without(call, args, kwargs)
+            elif pass_state.interceptors and type(module) in pass_state.interceptors[-1].plain:
+                output = pass_state.interceptors[-1].without(call, args, kwargs)
             else:
                 output = call(*args, **kwargs)
             if out is not None:
@@ -136,7 +134,7 @@ class RecordingRun(Run):
             if hooks_after(module) or hooks_before(module) or before_all or after_all:
                 return itself().with_hooks(module, args, kwargs)  # type: ignore[union-attr]
             output = (detour.own or call_with_hooks(module))(*args, **kwargs)
-            is_noted = recorder.forward_pass is current.forward_pass and not recorder.is_padded
+            is_noted = recorder.forward_pass is pass_state.forward_pass and not recorder.is_padded
             if is_noted and type(output) is Tensor and not output.requires_grad:
                 alone = object()
                 is_new = references(output) <= references(alone)
@@ -228,7 +226,7 @@ def recording_run(points: Points, chosen: str | list[HookPoint] | None) -> Recor
     """Return a run that only records: all points, those of a name or glob, or these. The last one of this thread again,
     if possible; None if something else acts on the model too.
     """
-    if running.hooks or is_replayable() or has_hooks_on_all():
+    if pass_state.hooks or is_replayable() or has_hooks_on_all():
         return None
     hooked = frozenset(module for run in open_runs() for module in run.hooked_modules())
     planned_from = ("cache", chosen, hooked)

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from torch import nn
 
 from hookline.engine._compiler import compiling
-from hookline.engine._recording.detours import PLACE, Detour, detour_of, here
+from hookline.engine._recording.detours import PLACE, Detour, detour_of
 from hookline.engine._torch.compiled_calls import need_detours
 from hookline.engine._undo.blocks import UndoBlock
+from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Way
 from hookline.engine.taps import lock
 
@@ -22,7 +23,7 @@ class Skipping(UndoBlock):
 
     def __init__(self, root: nn.Module, gives: Mapping[nn.Module, Way]) -> None:
         need_detours()
-        self.root, self._gives, self._before = root, gives, here.skipped
+        self.root, self._gives, self._before = root, gives, pass_state.skipped
         self._detours = [detour_of(module) for module in gives]
 
     def open(self) -> None:
@@ -30,13 +31,13 @@ class Skipping(UndoBlock):
         with compiling.tracing_lock(), lock:
             for detour in self._detours:
                 detour.acquire(self)
-        self._before = here.skipped
-        here.skipped = {**self._before, **self._gives}
+        self._before = pass_state.skipped
+        pass_state.skipped = {**self._before, **self._gives}
 
     def close(self) -> None:
         """Run them again."""
         if self.is_here:
-            here.skipped = self._before
+            pass_state.skipped = self._before
         with compiling.tracing_lock(), lock:
             for detour in self._detours:
                 detour.release(self)
@@ -51,7 +52,7 @@ class Skipping(UndoBlock):
 
 def skips_here() -> bool:
     """Whether any module is skipped in this thread."""
-    return bool(here.skipped)
+    return bool(pass_state.skipped)
 
 
 def is_detoured(module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from hookline.engine.actions import Action, Agree, Compare, bounds
 from hookline.engine.calls import Calls, Count, running_modules
 from hookline.engine.derived import Effect, Send, with_needs
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule
 from hookline.engine.taps import Tap, lock
 from hookline.errors import HookError
@@ -48,7 +48,7 @@ class _PermanentCalls(Calls):
         """
         if not self.is_on():
             return True
-        earlier = current.forward_pass.number if current.forward_pass is not None else 0
+        earlier = pass_state.forward_pass.number if pass_state.forward_pass is not None else 0
         before, self.reported[hook] = self.reported.get(hook), self.passes
         return before is None or before < self.passes - earlier
 

@@ -19,7 +19,7 @@ from hookline.compat.vlm_spectra.hooks.base import Hook
 from hookline.engine._memory.casting import cast
 from hookline.engine.lenses import FIRST
 from hookline.engine.names import Points
-from hookline.engine.passes import current
+from hookline.engine.pass_state import pass_state
 from hookline.engine.points import HookPoint
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
@@ -105,7 +105,7 @@ class Patch(Hook):
         """A replacement of several positions, each moved to its place among the positions of this pass."""
         n_given, (rows, n_here, _) = value.shape[1], x.shape
         if self.token_idx is None:
-            passing = None if hook.stream == "image" else current.forward_pass
+            passing = None if hook.stream == "image" else pass_state.forward_pass
             start = 0 if passing is None else passing.span_at(hook.stream).positions.start
             if not start:
                 return value.expand(x.shape)
