@@ -15,7 +15,7 @@ from hookline.engine import schedule, taps
 from hookline.engine._compiler import compiling
 from hookline.engine._inner import operators
 from hookline.engine._undo import blocks
-from hookline.engine._undo.blocks import entered
+from hookline.engine._undo.blocks import interrupt_safe
 from hookline.engine.pass_state import pass_state
 
 _PLACES = (
@@ -117,7 +117,7 @@ def is_left(is_entered: bool) -> bool:
     """Whether such a context manager is left, entered by `entered` or by a plain `with`."""
     block: Any = Interrupted()
     try:
-        with entered(block) if is_entered else block:
+        with interrupt_safe(block) if is_entered else block:
             id(block)  # where a pending interrupt is raised at the latest
     except KeyboardInterrupt:
         return block.is_left

@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.engine._compiler.untraced import verbs
-from hookline.engine._staying.added_hooks import said_added
 from hookline.engine._staying.permanent import permanent_hooks_of
 from hookline.engine.cache import ActivationCache
 from hookline.engine.hooked import HookList
@@ -419,5 +418,5 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         cfg = self.cfg
         return (
             f"HookedModel({cfg.architecture}: {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, "
-            f"{len(self.hook_dict)} points{said_added(self._points)})"
+            f"{len(self.hook_dict)} points{added_hooks_text(self._points)})"
         )

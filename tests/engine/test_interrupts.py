@@ -20,8 +20,8 @@ import hookline
 from hookline.edits import zero
 from hookline.engine import taps
 from hookline.engine._recording.skipping import Skipping
-from hookline.engine._torch.interrupts import covered, table_entries
-from hookline.engine._undo.blocks import UndoBlock, end_all, entered, surely
+from hookline.engine._torch.interrupts import cover_entry, table_entries
+from hookline.engine._undo.blocks import UndoBlock, end_all, interrupt_safe, run_twice_on_interrupt
 from hookline.engine._undo.modes import GradMode, uncached
 from hookline.engine.pass_state import pass_state
 from hookline.experiments import patching
@@ -77,7 +77,7 @@ def test_an_interrupt_while_a_lock_is_taken_does_not_skip_its_release(is_entered
 
 def test_a_lock_that_was_entered_is_one() -> None:
     lock = threading.RLock()
-    with entered(lock), entered(lock) as is_taken:
+    with interrupt_safe(lock), interrupt_safe(lock) as is_taken:
         assert is_taken
         assert lock._is_owned()
     assert not lock._is_owned()
@@ -93,7 +93,7 @@ def test_covered_changes_the_entry_alone() -> None:
         return n
 
     before = list(table_entries(undo.__code__.co_exceptiontable))
-    after = list(table_entries(covered(undo).__code__.co_exceptiontable))
+    after = list(table_entries(cover_entry(undo).__code__.co_exceptiontable))
     assert before[0][0] > 0
     assert after[0] == (0, before[0][0] + before[0][1], *before[0][2:])
     assert after[1:] == before[1:]
@@ -111,7 +111,7 @@ def test_an_undoing_that_is_interrupted_goes_on() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        surely(undo)
+        run_twice_on_interrupt(undo)
     assert len(calls) == 2
 
 

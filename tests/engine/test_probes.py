@@ -14,7 +14,7 @@ from hookline import HooklineError
 from hookline.engine import _torch, tricks
 from hookline.engine._inner.interception import ModeInterceptor, OperatorInterceptor
 from hookline.engine._memory.snapshots import has_own_memory, shared
-from hookline.engine._recording.detours import leads
+from hookline.engine._recording.detours import is_interceptable
 from hookline.engine._recording.skipping import Skipping
 from hookline.engine._torch import (
     attention_functions,
@@ -53,7 +53,7 @@ BROKEN = {
     "frames": (frames, "MODULE_CALL", frames.SEQUENTIAL),
     "graph_tasks": (graph_tasks, "current_graph_task", lambda: -1),
     "hooks_on_modules": (hooks_on_modules, "hooks_before", lambda _module: {}),
-    "interrupts": (interrupts, "covered", lambda function: function),
+    "interrupts": (interrupts, "cover_entry", lambda function: function),
     "mode_stacks": (mode_stacks, "function_modes", lambda: [None]),
     "refcounts": (refcounts, "references", lambda _value: 1),
     "stance": (stance, "_FIRST_QUESTION", "is_dynamo_supported"),
@@ -161,12 +161,12 @@ def test_without_a_trick_that_only_saves_time_results_are_the_same(name, monkeyp
 
 def test_a_trick_that_only_saves_time_is_off_where_it_does_not_hold(monkeypatch) -> None:
     x = torch.ones(2)
-    is_on = shared(x, is_ours=True) is not None, has_own_memory(torch.ones(2)), leads(nn.ReLU())
+    is_on = shared(x, is_ours=True) is not None, has_own_memory(torch.ones(2)), is_interceptable(nn.ReLU())
     assert is_on == (True, True, True)
     assert ProductInterceptor.for_call((x,), {}) is ProductInterceptor
     monkeypatch.setattr(proofs, "why_broken", lambda _probe: "a test")
     forget()
-    is_on = shared(x, is_ours=True) is not None, has_own_memory(torch.ones(2)), leads(nn.ReLU())
+    is_on = shared(x, is_ours=True) is not None, has_own_memory(torch.ones(2)), is_interceptable(nn.ReLU())
     assert is_on == (False, False, False)
     assert ProductInterceptor.for_call((x,), {}) is ModeInterceptor
     with pytest.raises(HooklineError, match="compiled_calls"):

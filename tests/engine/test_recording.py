@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline
-from hookline.engine._recording.detours import PLACE, leads
+from hookline.engine._recording.detours import PLACE, is_interceptable
 
 
 @pytest.fixture
@@ -148,10 +148,10 @@ def test_which_calls_a_detour_leads() -> None:
         def __call__(self, *args, **kwargs):
             return super().__call__(*args, **kwargs)
 
-    assert leads(nn.Linear(1, 1))
-    assert leads(Around(1, 1))
-    assert not leads(Past(1, 1))
-    assert not leads(Below(1, 1))
+    assert is_interceptable(nn.Linear(1, 1))
+    assert is_interceptable(Around(1, 1))
+    assert not is_interceptable(Past(1, 1))
+    assert not is_interceptable(Below(1, 1))
     for make in (Around, Past, Below):
         cache = hookline.hook(nn.Sequential(make(4, 4))).run_with_cache(torch.ones(1, 4))[1]
         assert "0" in cache

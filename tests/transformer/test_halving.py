@@ -15,7 +15,7 @@ import hookline
 from hookline import HookError
 from hookline.errors import HooklineWarning
 from hookline.experiments import ablation, attribution, edges, metrics, patching
-from hookline.transformer.memory.halving import Fit, is_out_of_memory
+from hookline.transformer.memory.halving import BatchFitter, is_out_of_memory
 
 NAMES = ["Mary", "John", "Tom", "Lily", "Anna"]
 CLEAN = [f"{name} went to the garden with {other}" for name, other in pairwise(NAMES)]
@@ -76,7 +76,7 @@ def doubled(most: int):
 
 
 def test_parts_that_fit() -> None:
-    fit = Fit("numbers")
+    fit = BatchFitter("numbers")
     with pytest.warns(HooklineWarning, match="21 numbers") as told:
         parts = list(fit.parts(range(21), doubled(3)))
     assert len(told) == 1
@@ -88,9 +88,9 @@ def test_parts_that_fit() -> None:
 
 def test_what_never_fits_and_what_is_no_lack_of_memory() -> None:
     with pytest.warns(HooklineWarning), pytest.raises(torch.OutOfMemoryError):
-        list(Fit("numbers").parts(range(4), doubled(0)))
+        list(BatchFitter("numbers").parts(range(4), doubled(0)))
     with pytest.raises(ZeroDivisionError):
-        list(Fit("numbers").parts(range(4), lambda some: len(some) // 0))
+        list(BatchFitter("numbers").parts(range(4), lambda some: len(some) // 0))
 
 
 def test_a_lack_of_memory_is_known_wherever_it_comes_from(model) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hookline.compiled.traceable import why_not
 from hookline.compiled.traced_lenses import needed_by
 from hookline.engine.actions import Action, Begin, End, PointAction, Record
-from hookline.engine.derived import GiveBack, Send, Stash
+from hookline.engine.derived import ReturnOriginals, Send, Stash
 from hookline.engine.hook_actions import Edit, HookAction
 from hookline.engine.points import HookPoint
 from hookline.hooks.data_edits import Add, DataEdit, EditAction, Freeze, Mean, ProjectOut, Replace, Scale, Zero
@@ -37,7 +37,7 @@ class Placement:
 
 def placed(action: Action) -> Placement:
     """How an action of a run would run in a compiled run."""
-    if isinstance(action, Begin | End | Stash | Send | GiveBack):
+    if isinstance(action, Begin | End | Stash | Send | ReturnOriginals):
         return Placement(action, "read")
     if not isinstance(action, PointAction):
         return Placement(action, "eager", f"{type(action).__name__} changes how the model runs")

@@ -31,7 +31,7 @@ from hookline.compiled.traced_functions import TracedFunctions
 from hookline.compiled.variants import Variant
 from hookline.engine._compiler.compiling import why_left_out
 from hookline.engine._recording.recorder import Recorder
-from hookline.engine._undo.blocks import entered
+from hookline.engine._undo.blocks import interrupt_safe
 from hookline.engine._undo.modes import GradMode
 from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.hook_actions import HookAction
@@ -57,7 +57,7 @@ class CompiledRuns:
         self._features: dict[Site, Features] = {}
         self._idle: dict[tuple[Any, ...], list[Any]] = {}
         self._variants: list[tuple[State, Variant]] = []
-        self._lock = entered(threading.RLock())
+        self._lock = interrupt_safe(threading.RLock())
         self._past = 0
         self._traced = TracedFunctions(options.limit)
         self.repeats = Repeats(options.limit, options.seconds)

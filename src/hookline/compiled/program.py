@@ -22,7 +22,7 @@ from hookline.compiled.fixed import fixed
 from hookline.compiled.traced_lenses import getter, needed_by, putter
 from hookline.engine._compiler import compiling
 from hookline.engine._undo.blocks import UndoBlock
-from hookline.engine._undo.torch_hooks import take_off
+from hookline.engine._undo.torch_hooks import remove_hook
 from hookline.engine.callbacks import call_style
 from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.points import HookPoint, Site
@@ -221,7 +221,7 @@ class Attached(UndoBlock):
             _tracing.program = self._before
         with compiling.tracing_lock():
             for (module, _), event in self._events.items():
-                take_off(module, event)
+                remove_hook(module, event)
 
 
 class Program:

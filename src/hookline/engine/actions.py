@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hookline.engine import passes
 from hookline.engine._gradients.checkpointing import is_first_run, keep_for_second_run
-from hookline.engine._memory.outside import Held, begin_sharing, end_sharing
+from hookline.engine._memory.outside import OwnedTensors, begin_sharing, end_sharing
 from hookline.engine._memory.structures import NoTensorError
 from hookline.engine._recording.deferred import Deferred
 from hookline.engine._sharding.split_values import processes
@@ -101,7 +101,7 @@ class Begin(Action):
     turn = Turn.BEGIN
     is_replayed = False
 
-    def __init__(self, root: nn.Module, held: Callable[[], Held] | None) -> None:
+    def __init__(self, root: nn.Module, held: Callable[[], OwnedTensors] | None) -> None:
         super().__init__(prepend=True)
         self.module, self.tap, self._held = root, tap_on(root, Kind.INPUT), held
 
@@ -121,7 +121,7 @@ def _by_name(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -
     return dict(zip(parameters_of(module)[0], args, strict=False)) | kwargs
 
 
-class Agree(Action):
+class CompareInputs(Action):
     """At the input of a sharded model: its processes compare their hooks and inputs."""
 
     turn = Turn.BEGIN
@@ -211,7 +211,7 @@ class End(Action):
 def bounds(
     root: nn.Module,
     after: WeakMethod[Callable[[], None]] | None = None,
-    held: Callable[[], Held] | None = None,
+    held: Callable[[], OwnedTensors] | None = None,
 ) -> list[Action]:
     """The actions that begin and end a forward pass of the whole model, the beginning first.
 

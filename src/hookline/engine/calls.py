@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hookline.engine._torch.frames import MODULE_CALL, callers
-from hookline.engine._undo.blocks import entered
+from hookline.engine._undo.blocks import interrupt_safe
 from hookline.engine.pass_state import pass_state
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Count:
         return here.calls.get((tap, pass_state.hooks))
 
 
-_lock = entered(threading.Lock())
+_lock = interrupt_safe(threading.Lock())
 
 
 def is_call_of(frame: FrameType, module: nn.Module) -> bool:

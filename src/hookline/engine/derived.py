@@ -333,7 +333,7 @@ class EndWrites(Action):
         return value
 
 
-class GiveBack(Action):
+class ReturnOriginals(Action):
     """Lets the caller of a module see what the module wrote to the tensors, lists and dicts that were replaced."""
 
     turn = Turn.CALLERS_TENSORS
@@ -397,7 +397,7 @@ def with_needs(actions: Iterable[Action], *, is_one_pass: bool = False) -> list[
     if not (needed or effects or replaced or ends):
         return every
     sends = [Send(module, tap, copies=copies) for (module, tap), copies in replaced.items()]
-    returns = [GiveBack(module) for module in dict.fromkeys(module for module, _ in replaced)]
+    returns = [ReturnOriginals(module) for module in dict.fromkeys(module for module, _ in replaced)]
     return [
         *every,
         *[Stash(site, is_for_later=is_for_later) for site, is_for_later in needed.items()],

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
 
 
-class Reach:
+class PositionScope:
     """The positions that a hook is for, and those that it has not reached yet."""
 
     def __init__(self, partial: Any) -> None:
@@ -62,7 +62,7 @@ class HookAction(PointAction):
     """Calls a user's hook at a point."""
 
     on_error: OnError | None = None
-    reach: Reach | None = None
+    reach: PositionScope | None = None
     """Of a hook for some positions only."""
     keeps_masked = False
     """Whether entries that the model masked stay masked: those of scores."""
@@ -84,7 +84,7 @@ class HookAction(PointAction):
 
     def only_at(self, partial: Any) -> None:
         """Note that the hook is for some positions only: `partial` is what `positions.at` returned."""
-        self.reach = Reach(partial)
+        self.reach = PositionScope(partial)
 
     def skip_on_error(self) -> None:
         """From now on, drop the effect of the hook when it fails, and continue."""

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from hookline.engine._inner.plain_attention import NAMES, HeadAxis, PlainAttentionTap, heads_of
-from hookline.engine._memory.outside import Held, held_in
+from hookline.engine._memory.outside import OwnedTensors, held_in
 from hookline.engine._recording.lineage import Lineage, is_exact
 from hookline.engine._recording.ready import ReadyRuns
 from hookline.engine._sharding.split_values import check_items, completing, preparations, why_refused
@@ -170,7 +170,7 @@ class Points:
         here = {".".join(some[:depth]) for some in parts for depth in range(len(some) + 1)}
         return Lineage([self._modules[path]._modules for path in here])
 
-    def held(self) -> Held:
+    def held(self) -> OwnedTensors:
         """The dictionaries in which the modules hold their parameters and buffers."""
         return self._held if self._children == self._children_then else held_in(self.root)
 

@@ -13,8 +13,8 @@ from torch import nn
 
 if TYPE_CHECKING:
     from hookline.engine._inner.interception import FunctionInterceptor
-    from hookline.engine._memory.outside import Outside
-    from hookline.engine.schedule import Way
+    from hookline.engine._memory.outside import PreexistingMemory
+    from hookline.engine.schedule import ModuleCall
 
 
 class PassState(threading.local):
@@ -45,13 +45,13 @@ class PassState(threading.local):
         """Whether a checkpointed region is recomputing."""
         self.starts_with_grad = True
         """Whether gradients were enabled when the forward pass began, as far as is known."""
-        self.outside: dict[int, list[Outside]] = {}
+        self.outside: dict[int, list[PreexistingMemory]] = {}
         """The memory from before each pass of a whole model, by the number of hooks that it runs in."""
         self.interceptors: list[FunctionInterceptor] = []
         """Those of the modules that are running, innermost last."""
         self.is_in_kernel = False
         """Whether torch waits for a kernel of ours, and refers to its arguments meanwhile."""
-        self.skipped: Mapping[nn.Module, Way] = {}
+        self.skipped: Mapping[nn.Module, ModuleCall] = {}
         """The modules that are skipped, with what they return instead."""
         self.has_hooks_in_graph = False
         """Whether a graph is running that was compiled with the hooks in it."""

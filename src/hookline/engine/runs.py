@@ -15,7 +15,7 @@ from hookline.engine._compiler import compiling
 from hookline.engine._compiler.untraced import leave_compiled_code, untraced
 from hookline.engine._gradients.checkpointing import is_first_run, is_second_run
 from hookline.engine._inner import interception
-from hookline.engine._memory.outside import Held
+from hookline.engine._memory.outside import OwnedTensors
 from hookline.engine._memory.snapshots import stop_sharing
 from hookline.engine._reports.reports import (
     missed_by,
@@ -29,11 +29,11 @@ from hookline.engine._sharding.split_values import processes
 from hookline.engine._staying.permanent import permanent_hooks_of
 from hookline.engine._staying.registration import Registration
 from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before
-from hookline.engine._torch.interrupts import covered
+from hookline.engine._torch.interrupts import cover_entry
 from hookline.engine._torch.mode_stacks import count_function_modes
 from hookline.engine._undo.blocks import UndoBlock
 from hookline.engine._undo.modes import remove_ended
-from hookline.engine.actions import Action, Agree, Compare, PointAction, bounds, numbers
+from hookline.engine.actions import Action, Compare, CompareInputs, PointAction, bounds, numbers
 from hookline.engine.derived import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.order import Kind
@@ -60,7 +60,7 @@ class Run(Schedule, UndoBlock):
         *,
         is_one_pass: bool = False,
         on_exit: Callable[[], None] | None = None,
-        held: Callable[[], Held] | None = None,
+        held: Callable[[], OwnedTensors] | None = None,
     ) -> None:
         self.errors: list[HookError] = []
         """The first error of each hook that is skipped when it fails."""
@@ -72,7 +72,7 @@ class Run(Schedule, UndoBlock):
         every = with_needs(actions, is_one_pass=is_one_pass)
         if self._others is not None:
             self._others.watch(every)
-            every += [Agree(root, every[:]), *([] if is_one_pass else [Compare(root, every[:])])]
+            every += [CompareInputs(root, every[:]), *([] if is_one_pass else [Compare(root, every[:])])]
         super().__init__([*self._bounds, *every])
         self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}
@@ -127,7 +127,7 @@ class Run(Schedule, UndoBlock):
         for action in self._hook_actions:
             action.errors = self.errors
 
-    @covered
+    @cover_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

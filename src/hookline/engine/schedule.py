@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Step: TypeAlias = Callable[[Any], Any]
 """Takes the value at an event, and returns the value to continue with."""
 
-Way: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+ModuleCall: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """Takes the arguments of a module's call, and returns its value."""
 
 
@@ -33,7 +33,7 @@ class Schedule:
     """Whether it lasts for a single forward pass."""
     captures: Mapping[Tap, Callable[[Any], None]] = MappingProxyType({})
     """What it does at taps where it only records, if no other schedule acts there: see `captures.py`."""
-    ways: Mapping[nn.Module, Way] = MappingProxyType({})
+    ways: Mapping[nn.Module, ModuleCall] = MappingProxyType({})
     """What it does with calls of modules that it leads: see `detours.py`."""
 
     def __init__(self, actions: Sequence[Action] = ()) -> None:

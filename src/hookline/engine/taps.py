@@ -30,7 +30,7 @@ from hookline.engine.events import Listener
 from hookline.engine.order import Kind
 from hookline.errors import HooklineError
 
-lock = blocks.entered(threading.RLock())
+lock = blocks.interrupt_safe(threading.RLock())
 """Held while taps are attached to modules or detached."""
 
 

@@ -24,7 +24,7 @@ from hookline.model import HookedModel
 from hookline.pages.text_tables import table
 from hookline.text.at_positions import at
 from hookline.text.token_positions import Positions
-from hookline.transformer.memory.halving import Fit
+from hookline.transformer.memory.halving import BatchFitter
 
 __all__ = ["oracle", "patchscope", "token_table"]
 
@@ -225,7 +225,7 @@ class _Scope:
         texts: dict[int, str] = {}
         for target_layer, name in self.names.items():
             numbers = [number for number, cell in enumerate(self.cells) if cell[1] == target_layer]
-            fit = Fit("cells")
+            fit = BatchFitter("cells")
             fit.most = None if batch_size == "auto" else batch_size
             for part, said in fit.parts(numbers, partial(self._written, name, count)):
                 texts |= dict(zip(part, said, strict=True))

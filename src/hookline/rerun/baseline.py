@@ -37,7 +37,7 @@ from hookline.rerun.joined import JoinedRun, change_action
 from hookline.rerun.prefix import empty_past, kept_pairs, prefix_cache
 from hookline.rerun.strategy import Strategy, fastest_strategy, is_close, stream_names
 from hookline.transformer.architectures import depends_on_length
-from hookline.transformer.memory.halving import Fit
+from hookline.transformer.memory.halving import BatchFitter
 from hookline.transformer.outputs import outcome
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Baseline:
         *,
         positions: Sequence[int] | None = None,
         most_rows: int | None = None,
-        fit: Fit | None = None,
+        fit: BatchFitter | None = None,
     ) -> Iterator[tuple[tuple[int, ...], Float[Tensor, "variant pos vocab"]]]:
         """Run variants, and yield the indices of a batch of them with their logits at `positions`, batch by batch.
 
@@ -224,7 +224,7 @@ class Baseline:
             raise HooklineError(f"most_rows is how many variants run at once, at least 1, got {most_rows!r}")
         changes = _checked_changes(variants)
         self._check_unchanged()
-        fit = fit if fit is not None else Fit("variants of a run")
+        fit = fit if fit is not None else BatchFitter("variants of a run")
         entries = {number: self._entries.of(variant) for number, variant in enumerate(variants) if variant}
         starts_early = any(entry.layer == BEFORE_LAYERS for entry in entries.values())
         strategy = Strategy.FULL if starts_early else self.strategy

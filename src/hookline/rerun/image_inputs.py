@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine._undo.torch_hooks import TorchHooks
-from hookline.engine.schedule import Way
+from hookline.engine.schedule import ModuleCall
 from hookline.errors import HooklineError
 from hookline.transformer.find_anatomy import language_of, tower_of
 
@@ -65,7 +65,7 @@ class ImageInputs:
         """The inputs for `n` copies of the row."""
         return {name: torch.cat([x] * n) if isinstance(x, Tensor) and x.ndim else x for name, x in self.inputs.items()}
 
-    def skipped(self) -> dict[nn.Module, Way]:
+    def skipped(self) -> dict[nn.Module, ModuleCall]:
         """The tower, to be skipped, with its known output."""
         if self._tower is None or self._output is None:
             return {}

@@ -23,7 +23,7 @@ from hookline.engine.actions import Action
 from hookline.engine.order import Kind, Turn
 from hookline.engine.points import HookPoint, Site, hook_action
 from hookline.engine.runs import Run
-from hookline.engine.schedule import Way
+from hookline.engine.schedule import ModuleCall
 from hookline.rerun.changes import RowChange, write_all
 from hookline.rerun.image_inputs import in_one_row
 from hookline.transformer.resume import pass_through
@@ -59,7 +59,7 @@ class JoinedRun:
     inputs: dict[str, Any]
     read: list[int]
     """The positions, counted from the start of `span`, that need to be correct."""
-    skipped: Mapping[nn.Module, Way]
+    skipped: Mapping[nn.Module, ModuleCall]
     """Modules that are not run: their output is known."""
 
     @property
@@ -121,7 +121,7 @@ def _is_looked_into(points: ModelPoints, changes: Mapping[str, list[RowChange]])
     return any(name.startswith(last) and "attn" not in name for name in changes)
 
 
-def _only_at(mlp: nn.Module, read: list[int]) -> Way:
+def _only_at(mlp: nn.Module, read: list[int]) -> ModuleCall:
     """Run the last MLP only at the positions that are read; it acts on each position separately. Zeros elsewhere."""
 
     def give(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

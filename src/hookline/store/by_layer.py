@@ -25,7 +25,7 @@ from hookline.engine.actions import Action, Record
 from hookline.engine.names import Filter
 from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run
-from hookline.engine.schedule import Way
+from hookline.engine.schedule import ModuleCall
 from hookline.errors import HooklineError, StoreError, UnavailablePointError, a_type, shown_bytes
 from hookline.loading import load
 from hookline.model import HookedModel
@@ -249,10 +249,10 @@ class LayerHarvest(Harvest):
         }
         return values, streams[0] if streams else None
 
-    def _gives(self, stage: Stage, stream: Tensor | None, streams: list[Tensor]) -> dict[nn.Module, Way]:
+    def _gives(self, stage: Stage, stream: Tensor | None, streams: list[Tensor]) -> dict[nn.Module, ModuleCall]:
         """What the modules that do not run in this stage return instead, by module."""
         anatomy = self.model.anatomy
-        blocks, gives = [block.module for block in anatomy.blocks], dict[nn.Module, Way]()
+        blocks, gives = [block.module for block in anatomy.blocks], dict[nn.Module, ModuleCall]()
 
         def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             streams.append(args[0] if args else kwargs["hidden_states"])
@@ -362,7 +362,7 @@ def _check(points: ModelPoints) -> None:
         raise HooklineError(f"by_layer=True is not available for {anatomy.kind}: {why}. Harvest without by_layer")
 
 
-def _nothing(embed: nn.Module, device: torch.device) -> Way:
+def _nothing(embed: nn.Module, device: torch.device) -> ModuleCall:
     """What skipped embeddings return: NaN, in the shape and dtype of embeddings."""
     weight: Any = embed.weight
 

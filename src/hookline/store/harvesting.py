@@ -34,7 +34,7 @@ from hookline.store.workers import HarvestWorker, worker_of
 from hookline.store.writer import Writer, to_device
 from hookline.transformer.dialects import other_names
 from hookline.transformer.index import ModelPoints
-from hookline.transformer.memory.halving import Fit
+from hookline.transformer.memory.halving import BatchFitter
 
 Computed = tuple[Progress, Batch, dict[str, Tensor], Progress]
 """A batch with its activations, and the progress in the data set before and after it."""
@@ -132,7 +132,7 @@ class Harvest:
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not {a_type(model)}")
         self.model, self.options = model, options
         self.team = Team(processes.get(model.index.root))
-        self._fit = Fit("examples")
+        self._fit = BatchFitter("examples")
         self.points = model.index.select(points)
         self._asked = {model.index.canonical_name(point.name): point.name for point in self.points}
         _check_steady(model.module)
@@ -329,7 +329,7 @@ def _check_steady(module: nn.Module) -> None:
             )
 
 
-def _run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch, fit: Fit) -> dict[str, Tensor]:
+def _run_batch(model: Hooked, points: Sequence[HookPoint], batch: Batch, fit: BatchFitter) -> dict[str, Tensor]:
     """The activations at each point as [row, …], with a row for each token or sample of the batch, stored or not.
 
     If memory runs out, the batch is run in parts, and their results are collected on the CPU.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hookline.engine._memory.casting import is_narrowed, overflow_problem
-from hookline.engine._undo.blocks import entered
+from hookline.engine._undo.blocks import interrupt_safe
 from hookline.errors import StoreError, how_many, warn
 from hookline.store.folders import Folder
 from hookline.store.manifest import Column, Manifest, Progress, Shard, differences, writing
@@ -208,7 +208,7 @@ class Buffer:
         self._held = (0, Progress())
         self.shard: Shard | None = None
         """The shard that it is written as; None until it is scheduled."""
-        self.lock = entered(Lock())
+        self.lock = interrupt_safe(Lock())
         self.is_taken = False
         """Whether a thread is writing it or has written it."""
         self._tensors = {

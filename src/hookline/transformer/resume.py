@@ -17,7 +17,7 @@ from hookline.engine.actions import Action, PointAction, Record
 from hookline.engine.order import Phase, Turn
 from hookline.engine.points import Site
 from hookline.engine.runs import Run
-from hookline.engine.schedule import Way, active
+from hookline.engine.schedule import ModuleCall, active
 from hookline.errors import HooklineError
 from hookline.text.image_tokens import image_token_id
 from hookline.transformer.anatomy import Anatomy
@@ -92,7 +92,7 @@ def _checked(stream: object, width: int) -> Tensor:
     return stream[None] if stream.ndim == 2 else stream
 
 
-def pass_through(anatomy: Anatomy, stream: Tensor | None = None) -> Way:
+def pass_through(anatomy: Anatomy, stream: Tensor | None = None) -> ModuleCall:
     """What a skipped layer returns: the stream that is given here, or else its own input."""
     returns_tuple = anatomy.architecture.returns_tuple
 

@@ -22,16 +22,16 @@ from hookline.engine._torch.stance import (
     stance_class,
     stance_in,
 )
-from hookline.engine._undo.blocks import UndoBlock, entered
+from hookline.engine._undo.blocks import UndoBlock, interrupt_safe
 from hookline.engine.pass_state import pass_state
 
-_lock = entered(threading.RLock())  # a model may be collected, hooks and all, in the middle of anything
+_lock = interrupt_safe(threading.RLock())  # a model may be collected, hooks and all, in the middle of anything
 _ours: Any = None  # our stance, while it is installed in the compiler
 _last: Any = None  # the last one, to be installed again
 _frames: Any = None  # the part of the compiler that has its stance, once it is imported
 _is_blind = False  # hooks were attached before the compiler was imported
 
-_no_tracing = entered(threading.RLock())
+_no_tracing = interrupt_safe(threading.RLock())
 _tracing: Any = None  # the lock of the compiler, once it is imported
 
 
@@ -79,7 +79,7 @@ def tracing_lock() -> Any:
     global _tracing
     if _tracing is None:
         lock = compiler_lock()
-        _tracing = None if lock is None else entered(lock)
+        _tracing = None if lock is None else interrupt_safe(lock)
     return _no_tracing if _tracing is None else _tracing
 
 

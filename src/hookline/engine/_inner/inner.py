@@ -11,7 +11,7 @@ from torch import nn
 
 from hookline.engine._inner import interception
 from hookline.engine._inner.interception import FunctionInterceptor
-from hookline.engine._undo.torch_hooks import take_off
+from hookline.engine._undo.torch_hooks import remove_hook
 from hookline.engine.order import Kind
 from hookline.engine.pass_state import pass_state
 from hookline.engine.taps import Tap, lock, tap_on
@@ -103,7 +103,7 @@ class InterceptScope:
 
     def _take_off(self) -> None:
         for module, hook in self._hooks:
-            take_off(module, hook)
+            remove_hook(module, hook)
         self._hooks = []
 
 

@@ -18,14 +18,14 @@ from hookline.engine._memory.structures import tensors_in
 from hookline.engine.calls import running_modules
 from hookline.engine.pass_state import pass_state
 
-Held: TypeAlias = list[dict[str, Any]]
+OwnedTensors: TypeAlias = list[dict[str, Any]]
 """The dictionaries in which modules hold their tensors."""
 
 
-class Outside:
+class PreexistingMemory:
     """The memory that existed before a forward pass began."""
 
-    def __init__(self, root: nn.Module, inputs: Any, held: Callable[[], Held] | None) -> None:
+    def __init__(self, root: nn.Module, inputs: Any, held: Callable[[], OwnedTensors] | None) -> None:
         self._root, self.inputs, self._held = ref(root), inputs, held
         self.storages: set[int] | None = None
         """The `id`s of its storages; None until first needed."""
@@ -71,7 +71,7 @@ def _memory(tensor: Tensor) -> UntypedStorage | None:
         return None  # sparse, or not initialized yet: it has no memory to share
 
 
-def held_in(root: nn.Module) -> Held:
+def held_in(root: nn.Module) -> OwnedTensors:
     """The dictionaries in which the modules of a model hold their parameters and buffers.
 
     It makes no call per module and bypasses `nn.Module.__getattr__`: small networks would notice the cost.
@@ -89,20 +89,20 @@ def held_in(root: nn.Module) -> Held:
     return held
 
 
-def memory_outside() -> Outside | None:
+def memory_outside() -> PreexistingMemory | None:
     """The memory from before the innermost pass, at the current depth of hooks."""
     passes = pass_state.outside.get(pass_state.hooks)
     return passes[-1] if passes else None
 
 
-def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], Held] | None = None) -> int:
+def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], OwnedTensors] | None = None) -> int:
     """Begin a forward pass of a whole model, whose tensors snapshots may share. Returns what `end_sharing` takes.
 
     `held` returns `held_in(root)`, faster than a walk over all modules.
     """
     before = memory_outside() if is_in_pass() else None
     pass_state.is_in_kernel = False  # an interrupt may have left it
-    new = Outside(root, inputs if before is None else (before.inputs, inputs), held)
+    new = PreexistingMemory(root, inputs if before is None else (before.inputs, inputs), held)
     some = pass_state.outside.setdefault(pass_state.hooks, [])
     some.append(new)
     return len(some) - 1

@@ -30,14 +30,14 @@ from hookline.engine.taps import Tap
 Capture: TypeAlias = Callable[..., None]
 """Keeps the activations in the value at an event: `capture(value, is_new)`, with whether nobody else has the value."""
 
-Make: TypeAlias = Callable[..., Tensor | Deferred]
+EntryBuilder: TypeAlias = Callable[..., Tensor | Deferred]
 """Makes an entry of a cache from the snapshot at an event, and from what else was read there."""
 
 
 class Recipe:
     """What the activations at one event are made of. It refers to no module and no tensor."""
 
-    def __init__(self, makes: Sequence[tuple[str, Make]]) -> None:
+    def __init__(self, makes: Sequence[tuple[str, EntryBuilder]]) -> None:
         self._makes = makes
 
     def __call__(self, *kept: Any) -> Iterator[tuple[str, Tensor | Deferred]]:
@@ -56,7 +56,7 @@ class _Event:
         """Where that tensor is saved for points at later events."""
         self.reads: dict[Any, Callable[[], Any]] = {}
         """What is read besides, at most one thing, by what asks for it."""
-        self.makes: list[tuple[str, Make]] = []
+        self.makes: list[tuple[str, EntryBuilder]] = []
         self.others: list[Record | Stash] = []
         """Those that take more than a snapshot: they are taken at once."""
         for action in actions:
@@ -74,12 +74,12 @@ class _Event:
         """Whether there is one record, of the tensor as it is."""
         return bool(self.makes) and self.makes[0][1] is _alone
 
-    def _given(self, action: Record) -> Make | None:
+    def _given(self, action: Record) -> EntryBuilder | None:
         """For a value inside a module, which is a snapshot or deferred already."""
         lenses = _lenses(action)
         return _applying([each.get for each in lenses]) if all(map(is_pure, lenses)) else None
 
-    def _make(self, action: Record) -> Make | None:
+    def _make(self, action: Record) -> EntryBuilder | None:
         first, *rest = _lenses(action)
         functions, formula = [each.get for each in rest], getattr(first, "formula", None)
         if not all(map(is_pure, rest)):
@@ -206,7 +206,7 @@ def _lenses(action: Record) -> tuple[Lens, ...]:
     return action.lens.lenses if isinstance(action.lens, Chain) else (action.lens,)
 
 
-def _applying(functions: Sequence[Callable[[Any], Tensor]]) -> Make:
+def _applying(functions: Sequence[Callable[[Any], Tensor]]) -> EntryBuilder:
     return partial(_applied, functions) if functions else _apart
 
 

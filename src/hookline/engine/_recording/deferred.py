@@ -24,7 +24,7 @@ from hookline.engine._torch.thread_state import (
     no_function_modes,
     no_transforms,
 )
-from hookline.engine._undo.blocks import entered
+from hookline.engine._undo.blocks import interrupt_safe
 from hookline.engine._undo.modes import GradMode
 
 
@@ -162,7 +162,7 @@ class Activations(MutableMapping[str, Tensor]):
         return dict, (read_once(self),)
 
 
-_lock = entered(threading.Lock())
+_lock = interrupt_safe(threading.Lock())
 
 
 def read_once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -65,7 +65,9 @@ class Detour:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Called by torch instead of the module and its hooks."""
         if _is_traced() or _is_exporting():
-            return self.go_on(*args, **kwargs)  # another thread leads the calls while this one compiles the module
+            return self.original_call(
+                *args, **kwargs
+            )  # another thread leads the calls while this one compiles the module
         runs = active.get()
         if (
             runs is self.alone and not pass_state.skipped and current_graph_task() == -1 and not count_dispatch_modes()
@@ -83,10 +85,10 @@ class Detour:
         called: Any = frame_at(1).f_locals.get("self")
         if called is not self.module and self.own is None and getattr(called, PLACE, None) is self:
             return call_with_hooks(called)(*args, **kwargs)  # a replica, which has the attributes of the module
-        return self.go_on(*args, **kwargs)
+        return self.original_call(*args, **kwargs)
 
     @property
-    def go_on(self) -> Callable[..., Any]:
+    def original_call(self) -> Callable[..., Any]:
         """The module's own call, with its hooks."""
         return self.own or call_with_hooks(self.module)
 
@@ -112,7 +114,7 @@ def detour_of(module: nn.Module) -> Detour:
         return found
 
 
-def leads(module: nn.Module) -> bool:
+def is_interceptable(module: nn.Module) -> bool:
     """Whether every call of the module that fires its hooks takes its detour."""
     return can_detour() and all(map(takes_detours, _defined(module, "__call__")))
 

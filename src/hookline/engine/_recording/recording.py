@@ -18,7 +18,7 @@ from hookline.engine._inner.inner import InnerTap
 from hookline.engine._memory.snapshots import shared
 from hookline.engine._recording.captures import Capture, captures_in, whole_output
 from hookline.engine._recording.deferred import is_replayable
-from hookline.engine._recording.detours import PLACE, called_if_hooked, detour_of, leads
+from hookline.engine._recording.detours import PLACE, called_if_hooked, detour_of, is_interceptable
 from hookline.engine._recording.lineage import Lineage, is_exact
 from hookline.engine._recording.recorder import Recorder
 from hookline.engine._reports.reports import report_compiled
@@ -36,7 +36,7 @@ from hookline.engine.actions import Record
 from hookline.engine.order import Kind
 from hookline.engine.pass_state import pass_state
 from hookline.engine.runs import Run, open_runs
-from hookline.engine.schedule import Way, active
+from hookline.engine.schedule import ModuleCall, active
 from hookline.engine.taps import Tap, lock
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class RecordingRun(Run):
             report_compiled(self._compiled, self.root)
         super()._report()
 
-    def _way(self, module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> Way:
+    def _way(self, module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> ModuleCall:
         """What the calls of a module do instead of calling it."""
         at = {tap.kind: captures[tap] for tap in taps}
         into, out = at.get(Kind.INPUT), at.get(Kind.OUTPUT)
@@ -126,7 +126,7 @@ class RecordingRun(Run):
 
         return way
 
-    def _short_way(self, module: nn.Module, record: Record, out: Capture) -> Way:
+    def _short_way(self, module: nn.Module, record: Record, out: Capture) -> ModuleCall:
         """What the calls of a module do if one record of its output is all that is done there."""
         recorder, detour, itself, name = self.recorder, detour_of(module), ref(self), record.point.name
 
@@ -150,7 +150,7 @@ class RecordingRun(Run):
 
     def with_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module that somebody else has hooked meanwhile: its taps know what to do then."""
-        call = detour_of(module).go_on
+        call = detour_of(module).original_call
         if module in self._hooked:  # a module that calls itself
             return call(*args, **kwargs)
         try:
@@ -247,4 +247,4 @@ _permanent = attrgetter("permanent")
 def _can_lead(module: nn.Module, taps: list[Tap], captures: dict[Tap, Capture]) -> bool:
     """Whether calling the module through a detour is enough to record all that happens at its taps."""
     is_muted = any(isinstance(tap, InnerTap) and tap.ignored_in(module) for tap in taps)
-    return leads(module) and not is_muted and all(tap in captures for tap in taps)
+    return is_interceptable(module) and not is_muted and all(tap in captures for tap in taps)

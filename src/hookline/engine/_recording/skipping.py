@@ -14,14 +14,14 @@ from hookline.engine._recording.detours import PLACE, Detour, detour_of
 from hookline.engine._torch.compiled_calls import need_detours
 from hookline.engine._undo.blocks import UndoBlock
 from hookline.engine.pass_state import pass_state
-from hookline.engine.schedule import Way
+from hookline.engine.schedule import ModuleCall
 from hookline.engine.taps import lock
 
 
 class Skipping(UndoBlock):
     """A block in which these modules are skipped: neither their forward nor any hooks on them run."""
 
-    def __init__(self, root: nn.Module, gives: Mapping[nn.Module, Way]) -> None:
+    def __init__(self, root: nn.Module, gives: Mapping[nn.Module, ModuleCall]) -> None:
         need_detours()
         self.root, self._gives, self._before = root, gives, pass_state.skipped
         self._detours = [detour_of(module) for module in gives]

@@ -32,7 +32,7 @@ def _share_modules(one: nn.Module | None, other: nn.Module) -> bool:
     return one is None or one is other or one in {*other.modules()} or other in {*one.modules()}
 
 
-def said_added(points: Points) -> str:
+def added_hooks_text(points: Points) -> str:
     """How many hooks are added, for the end of a list in a model's repr; empty if there are none."""
     count = len(points.permanent.hooks())
     return f", {how_many(count, 'hook')} added" if count else ""

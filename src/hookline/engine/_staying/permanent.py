@@ -14,8 +14,8 @@ from hookline.engine._compiler import compiling
 from hookline.engine._compiler.untraced import leave_compiled_code, untraced
 from hookline.engine._reports.reports import missed_by
 from hookline.engine._sharding.split_values import processes
-from hookline.engine._undo.blocks import surely
-from hookline.engine.actions import Action, Agree, Compare, bounds
+from hookline.engine._undo.blocks import run_twice_on_interrupt
+from hookline.engine.actions import Action, Compare, CompareInputs, bounds
 from hookline.engine.calls import Calls, Count, running_modules
 from hookline.engine.derived import Effect, Send, with_needs
 from hookline.engine.hook_actions import HookAction
@@ -123,7 +123,7 @@ class PermanentHooks(Schedule):
 
     def remove(self, unwanted: Callable[[HookAction], bool]) -> None:
         """Remove every hook for which `unwanted` is true, even if an interrupt arrives meanwhile."""
-        surely(partial(self._remove, unwanted))
+        run_twice_on_interrupt(partial(self._remove, unwanted))
 
     def _remove(self, unwanted: Callable[[HookAction], bool]) -> None:
         with compiling.tracing_lock(), lock:
@@ -211,7 +211,7 @@ class PermanentHooks(Schedule):
                 actions += bounds(root, WeakMethod(self.settle))
                 if root in processes:
                     processes[root].watch(active)
-                    actions += [Agree(root, active), Compare(root, active)]
+                    actions += [CompareInputs(root, active), Compare(root, active)]
             helpers = self._helpers_in_use()
             places = {_place(each) for each in helpers}
             actions = [*helpers, *(each for each in actions if _place(each) not in places)]
@@ -291,7 +291,7 @@ def keep(hooks: Sequence[tuple[HookPoint, HookAction]]) -> Callable[[], None]:
         for permanent, actions in by_model.items():
             permanent.remove(actions.__contains__)
 
-    undo = partial(surely, remove)
+    undo = partial(run_twice_on_interrupt, remove)
     try:
         for permanent, actions in by_model.items():
             permanent.add(*actions)

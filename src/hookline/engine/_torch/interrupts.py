@@ -24,7 +24,7 @@ is_held_here = methodcaller("_is_owned")
 """Whether this thread holds a lock that it may take several times."""
 
 
-def covered(function: _F) -> _F:
+def cover_entry(function: _F) -> _F:
     """`function`, which begins with a `try`, with that `try` covering its entry too."""
     code = cast("FunctionType", function).__code__
     entries = list(table_entries(code.co_exceptiontable))
@@ -70,7 +70,7 @@ def probe() -> None:
         def __enter__(self) -> None:
             pass
 
-        @covered
+        @cover_entry
         def __exit__(self, *error: object) -> bool:
             try:
                 done.append("undone")

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from hookline.engine._compiler.untraced import leave_compiled_code, untraced
-from hookline.engine._torch.interrupts import covered
+from hookline.engine._torch.interrupts import cover_entry
 
 
 class _Entered:
@@ -38,13 +38,13 @@ class _Entered:
         return None
 
 
-def entered(manager: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+def interrupt_safe(manager: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
     """`manager`, whose `__enter__` and `__exit__` are written in C, such that an interrupt cannot skip its exit."""
     return manager if sys.version_info < (3, 14) else _Entered(manager)
 
 
-@covered
-def surely(undo: Callable[[], None]) -> None:
+@cover_entry
+def run_twice_on_interrupt(undo: Callable[[], None]) -> None:
     """Call `undo`, and once more if an interrupt arrives meanwhile."""
     try:
         undo()
@@ -91,7 +91,7 @@ class UndoBlock:
 
     def end(self) -> None:
         """Close the block, even if an interrupt arrives meanwhile."""
-        surely(self._end)
+        run_twice_on_interrupt(self._end)
 
     def _end(self) -> None:
         self.close()
@@ -102,7 +102,7 @@ class UndoBlock:
         leave_compiled_code()
         return self.begin()
 
-    @covered
+    @cover_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

@@ -46,11 +46,11 @@ class TorchHooks(UndoBlock):
         """Detach the hooks."""
         with compiling.tracing_lock():
             for module, hook in (*self._before, *self._after):
-                take_off(module, hook)
+                remove_hook(module, hook)
             compiling.resume(self)
 
 
-def take_off(module: nn.Module, hook: Callable[..., Any]) -> None:
+def remove_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
     """Remove a forward hook by its function: torch's own handle is lost if an interrupt arrives while it is made."""
     before = hooks_before(module), keywords_before(module)
     after = hooks_after(module), keywords_after(module), always_after(module)

@@ -22,7 +22,7 @@ from hookline.experiments.edges import edge_receivers, sender_outputs, sender_tu
 from hookline.experiments.paths import Node
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
-from hookline.transformer.memory.halving import Fit
+from hookline.transformer.memory.halving import BatchFitter
 
 _ROOM = 2**28
 """Bytes of what masks need that are held at a time."""
@@ -37,7 +37,7 @@ def in_batches(
     size: int,
 ) -> Iterator[tuple[Sequence[int], Float[Tensor, "row pos vocab"]]]:
     """Numbers of some masks with the logits of `run` at these positions; a mask has `size` bytes and `width` tokens."""
-    fit = Fit("circuits")
+    fit = BatchFitter("circuits")
     fit.most = most or max(1, _ROOM // size)
 
     def run_masks(numbers: Sequence[int]) -> Tensor:

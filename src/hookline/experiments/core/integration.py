@@ -24,7 +24,7 @@ from hookline.experiments.core.sweep import Values
 from hookline.experiments.metrics import value_of
 from hookline.model import HookedModel
 from hookline.rerun.image_inputs import in_one_row
-from hookline.transformer.memory.halving import Fit
+from hookline.transformer.memory.halving import BatchFitter
 
 Along: TypeAlias = Literal["inputs", "activations"]
 ByMetric: TypeAlias = dict[str, dict[str, Tensor]]
@@ -51,7 +51,7 @@ class Line:
         self.names = points if steps is None else list(dict.fromkeys([*points, *self.moved]))
         """The points at which both runs must be known."""
         self._in_tower = {name for name in self.names if model.index.find(name).stream == "image"}
-        self._fit = Fit("prompts")
+        self._fit = BatchFitter("prompts")
         self._fit.most = 1 if self._in_tower else None
         self._start: Traced | None = None
         """The run at the start, if its gradients are needed and all prompts fit."""

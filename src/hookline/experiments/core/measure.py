@@ -25,7 +25,7 @@ from hookline.model import HookedModel
 from hookline.progress import HiddenBar, progress_bar
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
-from hookline.transformer.memory.halving import Fit
+from hookline.transformer.memory.halving import BatchFitter
 
 Metrics: TypeAlias = Mapping[str, Callable[[Tensor], Any]]
 
@@ -99,7 +99,7 @@ class Reader:
         self, bases: Sequence[Baseline], prompts: Prompts, metrics: Metrics, *, all_read: bool = False
     ) -> None:
         self.bases, self.prompts, self.metrics = bases, prompts, metrics
-        self.fit = Fit("cells")
+        self.fit = BatchFitter("cells")
         self.logits = prompts.padded([base.logits for base in bases])
         """The logits of the runs that are changed."""
         self.baseline = metric_values(metrics, self.logits)

@@ -18,7 +18,7 @@ from hookline.experiments.core.integration import traced_run
 from hookline.experiments.core.prompts import Prompts
 from hookline.experiments.jacobian.linear_activations import linear_activations
 from hookline.model import HookedModel
-from hookline.transformer.memory.halving import Fit, is_out_of_memory
+from hookline.transformer.memory.halving import BatchFitter, is_out_of_memory
 
 _TOKENS = {"cpu": 4096, "cuda": 131072}
 """How many positions a backward pass covers, over all of its cotangents."""
@@ -34,7 +34,7 @@ class CotangentBatches:
     """The dtype of matrix products, if not the model's own."""
     shares: bool = True
     """Whether backward passes can be batched; otherwise the text is repeated, once for each cotangent."""
-    fit: Fit = field(default_factory=lambda: Fit("cotangents"))
+    fit: BatchFitter = field(default_factory=lambda: BatchFitter("cotangents"))
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, torch.bfloat16, torch.float16):

@@ -18,7 +18,7 @@ _SIGNS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
 """Parts of the messages of out-of-memory errors of backends without their own error class."""
 
 
-class Fit:
+class BatchFitter:
     """The number of items that go through a model at once: all of them, until memory runs out; then half, and so on.
 
         fit = Fit("prompts")

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hookline.progress import progress_bar
-from hookline.transformer.memory.halving import Fit, is_out_of_memory
+from hookline.transformer.memory.halving import BatchFitter, is_out_of_memory
 from hookline.transformer.verify.checks import CHECKS, Check
 from hookline.transformer.verify.probe import Probe
 
@@ -89,7 +89,7 @@ def _failures(probe: Probe) -> dict[str, str]:
     failed: dict[str, str] = {}
     # Points on request are tested apart: a norm and per-head inputs cannot be edited together.
     on_request = {name: probe.model.index.specs[name].is_on_request for name in probe.names}
-    fit = Fit("layers")
+    fit = BatchFitter("layers")
     for check, is_apart in itertools.product(CHECKS, (False, True)):
         names = [name for name in probe.names if on_request[name] == is_apart and name not in failed]
         by_layer = [list(group) for _, group in itertools.groupby(names, lambda name: _LAYER.match(name)[0])]  # type: ignore[index]

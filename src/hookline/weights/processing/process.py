@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hookline.engine._compiler import compiling
 from hookline.engine._compiler.untraced import untraced, verbs
 from hookline.engine._sharding.split_values import check_not_sharded
-from hookline.engine._undo.blocks import UndoBlock, surely
+from hookline.engine._undo.blocks import UndoBlock, run_twice_on_interrupt
 from hookline.engine._undo.modes import GradMode
 from hookline.engine.taps import lock
 from hookline.errors import HooklineError
@@ -128,7 +128,7 @@ class WeightProcessing:
             _in_force[root] = processing, swaps
             return processing
         except BaseException:
-            surely(swaps.undo)
+            run_twice_on_interrupt(swaps.undo)
             _in_force.pop(root, None)
             raise
 
