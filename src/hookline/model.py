@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.engine._compiler.untraced import verbs
+from hookline.engine._staying.added_hooks import added_hooks_text
 from hookline.engine._staying.permanent import permanent_hooks_of
 from hookline.engine.cache import ActivationCache
 from hookline.engine.hooked import HookList

@@ -9,6 +9,7 @@ from torch import nn
 
 from hookline.engine._compiler.untraced import verbs
 from hookline.engine._sharding.split_values import check_not_sharded
+from hookline.engine._staying.added_hooks import added_hooks_text
 from hookline.engine._staying.permanent import permanent_hooks_of
 from hookline.engine.delegate import Delegate
 from hookline.engine.hooked import Hooked
@@ -115,7 +116,8 @@ class HookedModule(Hooked, Delegate):
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         return (
             f"HookedModule({type(self.module).__name__}: {how_many(modules, 'module')}, "
-            f"{how_many(parameters, 'parameter')}, {how_many(len(self.hook_dict), 'point')}{added_hooks_text(self._points)})"
+            f"{how_many(parameters, 'parameter')}, {how_many(len(self.hook_dict), 'point')}"
+            f"{added_hooks_text(self._points)})"
         )
 
 

@@ -65,20 +65,17 @@ class Detour:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Called by torch instead of the module and its hooks."""
         if _is_traced() or _is_exporting():
-            return self.original_call(
-                *args, **kwargs
-            )  # another thread leads the calls while this one compiles the module
+            return self.original_call(*args, **kwargs)  # another thread leads calls of what this one compiles
         runs = active.get()
-        if (
-            runs is self.alone and not pass_state.skipped and current_graph_task() == -1 and not count_dispatch_modes()
-        ):  # nearly always
+        is_plain = current_graph_task() == -1 and not count_dispatch_modes()
+        if runs is self.alone and not pass_state.skipped and is_plain:  # nearly always
             return self.way(args, kwargs)
         way = pass_state.skipped.get(self.module) if pass_state.skipped else None
         if way is not None:
             return way(args, kwargs)
         for run in runs:
             if run.is_open and (way := run.ways.get(self.module)) is not None:
-                if len(runs) == 1 and current_graph_task() == -1 and not count_dispatch_modes():
+                if len(runs) == 1 and is_plain:
                     return way(args, kwargs)
                 return run.with_hooks(self.module, args, kwargs)
         tell_other_threads(self.users, self.module)
