@@ -58,9 +58,9 @@ def run_seed(seed: int, options: argparse.Namespace, sent: Connection) -> tuple[
     sent.send(("compares", seed))
     failures: list[Failure] = []
     for executor in EXECUTORS:
-        if (options.only and executor.name not in options.only) or seed // generate.GRAPHS % EXPENSIVE.get(
-            executor.name, 1
-        ):
+        if (options.only and executor.name not in options.only) or executor.name in options.without:
+            continue
+        if seed // generate.GRAPHS % EXPENSIVE.get(executor.name, 1):
             continue
         if not executor.takes(program):
             continue
@@ -236,6 +236,7 @@ def main() -> None:
     parser.add_argument("--until-failure", action="store_true", help="stop at the first failure")
     parser.add_argument("--out", type=Path, default=OUT, help="where failures and counts are kept")
     parser.add_argument("--only", nargs="*", help="names of executors")
+    parser.add_argument("--without", nargs="*", default=(), help="names of executors that are left out")
     options = parser.parse_args()
     if options.record:
         record(recorded(options.out / "counts.jsonl"))

@@ -16,7 +16,7 @@ from torch import nn
 
 from hookline.engine._torch import compiled_calls
 from hookline.engine._torch.bytecode import code_or_none
-from hookline.engine._torch.compiled_calls import call_with_hooks, can_detour, looks_for_hooks, takes_detours
+from hookline.engine._torch.compiled_calls import can_detour, looks_for_hooks, takes_detours, traceable_call
 from hookline.engine._torch.frames import frame_at
 from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine._torch.mode_stacks import count_dispatch_modes
@@ -81,13 +81,13 @@ class Detour:
         tell_other_threads(self.users, self.module)
         called: Any = frame_at(1).f_locals.get("self")
         if called is not self.module and self.own is None and getattr(called, PLACE, None) is self:
-            return call_with_hooks(called)(*args, **kwargs)  # a replica, which has the attributes of the module
+            return traceable_call(called)(*args, **kwargs)  # a replica, which has the attributes of the module
         return self.original_call(*args, **kwargs)
 
     @property
     def original_call(self) -> Callable[..., Any]:
         """The module's own call, with its hooks."""
-        return self.own or call_with_hooks(self.module)
+        return self.own or traceable_call(self.module)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy of the module has no detour."""

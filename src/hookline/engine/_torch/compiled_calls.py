@@ -24,6 +24,13 @@ from hookline.engine._torch.proofs import insist, once, private, requirement
 ATTRIBUTE = "_compiled_call_impl"
 """The attribute that torch calls instead of a module and its hooks, if it is not None."""
 call_with_hooks = attrgetter("_call_impl")
+
+
+def traceable_call(module: nn.Module) -> Any:
+    """`call_with_hooks`, as the compiler can trace it: it traces a module that another thread records."""
+    return module._call_impl
+
+
 """The method of a module that runs it with its hooks."""
 _WRAPPED = private(nn.Module, "_wrapped_call_impl")
 
