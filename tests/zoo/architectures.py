@@ -102,11 +102,14 @@ def sam() -> Built:
 
 
 def of_torchvision(name: str, size: int = 64, **options: Any) -> Callable[[], Built]:
-    """A network of torchvision, without weights."""
+    """A network of torchvision, without weights, by the name of a model or of a class."""
 
     def build() -> Built:
         importlib.import_module("zoo.torchvision_ops")  # before torchvision
-        module = importlib.import_module("torchvision").models.get_model(name, weights=None, **options)
+        models = importlib.import_module("torchvision").models
+        module = (
+            getattr(models, name)(**options) if name[0].isupper() else models.get_model(name, weights=None, **options)
+        )
         parameter = next(iter(inspect.signature(module.forward).parameters))
         return module, {parameter: image(size)}
 
@@ -121,7 +124,9 @@ TORCHVISION = {
     "SqueezeNet": of_torchvision("squeezenet1_1"),
     "Inception v3": of_torchvision("inception_v3", 96, init_weights=False),
     "DenseNet-121": of_torchvision("densenet121"),
-    "ViT": of_torchvision("vit_b_32", 64, image_size=64, num_layers=2),
+    "ViT": of_torchvision(
+        "VisionTransformer", image_size=64, patch_size=16, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128
+    ),
 }
 
 TRANSFORMERS = {

@@ -50,16 +50,17 @@ class Lease:
 def is_first_run() -> bool:
     """Whether the current code will run again. Only valid in a forward pass that began with gradients enabled."""
     hooks = hooks_on_saved_tensors()
-    if hooks is None and torch.is_grad_enabled():
-        return False
-    need_regions()
-    if hooks is not None and (name := getattr(hooks[0], "__qualname__", "")) != RECOMPUTATION:
-        return name == FIRST_RUN or any(True for _ in regions_in_first_run())  # hooks of others in a region
+    if hooks is not None:
+        need_regions()
+        if (name := getattr(hooks[0], "__qualname__", "")) != RECOMPUTATION:
+            return name == FIRST_RUN or any(True for _ in regions_in_first_run())  # hooks of others in a region
     if torch.is_grad_enabled():
         return False
     frame: FrameType | None = frame_at(1)  # not `callers`: this is asked in every pass without gradients
     while frame is not None and frame.f_code is not REENTRANT_FIRST_RUN:
         frame = frame.f_back
+    if frame is not None:
+        need_regions()  # which takes a second, so not before
     return frame is not None
 
 
