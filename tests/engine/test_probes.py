@@ -175,3 +175,22 @@ def test_a_trick_that_only_saves_time_is_off_where_it_does_not_hold(monkeypatch)
 
 class ProductInterceptor(OperatorInterceptor):
     by_mode = ModeInterceptor
+
+
+FIRST_HOOK = """
+import sys, torch
+from torch import nn
+import hookline
+
+net = hookline.HookedModule(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+net.run_with_hooks(torch.ones(1, 2), fwd_hooks=[("0", torch.zeros_like)], bwd_hooks=[("1", lambda grad: None)])
+with torch.no_grad():
+    net.run_with_hooks(torch.ones(1, 2), fwd_hooks=[("0", torch.zeros_like)])
+    net.run_with_cache(torch.ones(1, 2))
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_first_hook_does_not_import_the_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_HOOK], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -39,6 +39,13 @@ PROBES: dict[str, Probe] = {trick.__name__.rpartition(".")[2]: trick.probe for t
 """What finds out whether a trick holds, by the name of the trick."""
 
 need_basics = requirement(
-    *(hooks_on_modules.probe, graph_tasks.probe, thread_state.probe, mode_stacks.probe, transforms.probe, frames.probe)
+    *(
+        hooks_on_modules.probe,
+        graph_tasks.probe,
+        thread_state.probe,
+        mode_stacks.probe_functions,
+        transforms.probe,
+        frames.probe,
+    )
 )
 """Raise if one of the tricks that every hook needs does not hold."""

@@ -3,7 +3,8 @@
 Why: an interrupt can skip the removal of a mode, which then acts for ever, and a mode must be removed from below
 others.
 Needs: functions that push, pop and show the modes of this thread, the last one on top.
-If it does not hold, no hook can be attached: the first raises an error.
+If it does not hold, no hook can be attached: the first raises an error. Dispatch modes are tried by `hookline doctor`,
+the matrix and a test only: torch imports its compiler when one acts, which takes a second.
 """
 
 from __future__ import annotations
@@ -47,15 +48,21 @@ class _Dispatch(TorchDispatchMode):
 
 
 def probe() -> None:
-    """A mode that is pushed acts, is on top, and does not act when it was popped."""
-    x, function, dispatch = torch.ones(1), _Function(), _Dispatch()
-    push_function_mode(function)
-    depth = count_function_modes()
-    insist(torch.add(x, 1) == "function", "a function mode on the stack acts")
-    insist(function_mode_at(depth - 1) is function is function_modes()[-1], "the last function mode is on top")
-    insist(pop_function_mode() is function and count_function_modes() == depth - 1, "a function mode can be removed")
+    """A mode of either kind that is pushed acts, is on top, and does not act when it was popped."""
+    probe_functions()
+    x, dispatch = torch.ones(1), _Dispatch()
     push_dispatch_mode(dispatch)
     insist(dispatch_modes()[-1] is dispatch, "the last dispatch mode is on top")
     y = x + 1
     insist(pop_dispatch_mode() is dispatch and (x + 1).item() == 2, "a dispatch mode can be removed")
     insist(y.item() == 3, "a dispatch mode on the stack acts")
+
+
+def probe_functions() -> None:
+    """A function mode that is pushed acts, is on top, and does not act when it was popped."""
+    x, function = torch.ones(1), _Function()
+    push_function_mode(function)
+    depth = count_function_modes()
+    insist(torch.add(x, 1) == "function", "a function mode on the stack acts")
+    insist(function_mode_at(depth - 1) is function is function_modes()[-1], "the last function mode is on top")
+    insist(pop_function_mode() is function and count_function_modes() == depth - 1, "a function mode can be removed")
