@@ -114,13 +114,13 @@ def keep_for_second_run(action: PointAction, forward_pass: Any, *, must_act: boo
         forward_pass = pass_in_second_run()
     for region, args in regions_in_first_run():
         region.__dict__["_hookline_pass"] = forward_pass
-        given = region.__dict__.setdefault("_hookline_given", {})
-        given |= {site: index for site, x in pass_state.saved.items() for index, arg in enumerate(args) if arg is x}
+        indices = region.__dict__.setdefault("_hookline_given", {})
+        indices |= {site: index for site, x in pass_state.saved.items() for index, arg in enumerate(args) if arg is x}
         acted = region.__dict__.setdefault("_hookline_acted", {})
         if action not in acted:
             run = action.run
-            known = [lease for lease in acted.values() if isinstance(lease, Lease) and lease.run is run]
-            acted[action] = known[0] if known else _TapLease(action) if run is None else Lease(run)
+            leases = [lease for lease in acted.values() if isinstance(lease, Lease) and lease.run is run]
+            acted[action] = leases[0] if leases else _TapLease(action) if run is None else Lease(run)
 
 
 class _State(NamedTuple):
@@ -135,7 +135,7 @@ def _random_states() -> dict[Generator, _State]:
     generators = [torch.default_generator]
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    states = [each.get_state() for each in generators]
+    states = [generator.get_state() for generator in generators]
     # Not `numpy()` or `equal`, which modes of others would see.
     bits = [ctypes.string_at(state.data_ptr(), state.numel()) for state in states]
     return dict(zip(generators, map(_State, bits, states), strict=True))
@@ -162,7 +162,11 @@ class Absence:
         enter_again(self._left)
         if self._states:
             after = _random_states()
-            draws = {(each, state.bits): after[each] for each, state in self._states.items() if each in after}
+            draws = {
+                (generator, state.bits): after[generator]
+                for generator, state in self._states.items()
+                if generator in after
+            }
             _keep_draws(action, {key: state for key, state in draws.items() if state.bits != key[1]})
 
 
@@ -183,7 +187,9 @@ def draw_again(action: PointAction) -> None:
     for region, _ in regions_in_second_run():
         draws |= region.__dict__.get("_hookline_draws", {}).get(action, {})
     if draws:
-        draws = {key: draws[key] for each, state in _random_states().items() if (key := (each, state.bits)) in draws}
+        draws = {
+            key: draws[key] for source, state in _random_states().items() if (key := (source, state.bits)) in draws
+        }
         for (generator, _), state in draws.items():
             generator.set_state(state.tensor)
         if is_first_run():  # of a region inside
@@ -201,7 +207,7 @@ def runs_in_second_run() -> list[Run] | None:
 
 def acted_in_first_run() -> list[PointAction]:
     """The actions that acted in the regions that are recomputing, when these ran first."""
-    return [each for region, _ in regions_in_second_run() for each in region.__dict__.get("_hookline_acted", ())]
+    return [action for region, _ in regions_in_second_run() for action in region.__dict__.get("_hookline_acted", ())]
 
 
 def pass_in_second_run() -> Any:

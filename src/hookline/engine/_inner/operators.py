@@ -151,16 +151,16 @@ def _register() -> None:
     if _here.libraries and len(_here.opened) == len(higher_order_operators):
         return
     with _lock:
-        for name, each in [*higher_order_operators.items()]:
+        for name, operator in [*higher_order_operators.items()]:
             if name not in _here.opened:
-                each.py_impl(KEY)(_whole_kernel(each))
+                operator.py_impl(KEY)(_whole_kernel(operator))
                 _here.opened.add(name)
         if _here.libraries:
             return
-        others, own = Library("_", "IMPL", KEY_NAME), Library("aten", "IMPL", KEY_NAME)
+        others, of_aten = Library("_", "IMPL", KEY_NAME), Library("aten", "IMPL", KEY_NAME)
         others.fallback(fallthrough_kernel)
         for name, func in FUNCTIONS.items():
-            own.impl(name, _kernel(func, is_list=name.startswith("split")))
+            of_aten.impl(name, _kernel(func, is_list=name.startswith("split")))
         for name, func in _WHOLE.items():
-            own.impl(name, _whole_kernel(func))
-        _here.libraries[:] = [others, own]
+            of_aten.impl(name, _whole_kernel(func))
+        _here.libraries[:] = [others, of_aten]

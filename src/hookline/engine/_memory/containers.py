@@ -43,7 +43,10 @@ class Contents(NamedTuple):
 
     def is_same(self, other: Contents) -> bool:
         """Whether the same objects are at the same places, in the same order."""
-        items = (each.items if isinstance(each.items, dict) else dict(enumerate(each.items)) for each in (self, other))
+        items = (
+            contents.items if isinstance(contents.items, dict) else dict(enumerate(contents.items))
+            for contents in (self, other)
+        )
         return _are_same(*items) and _are_same(self.attributes, other.attributes)
 
 
@@ -115,11 +118,11 @@ class CopiedContainer(NamedTuple):
 
 
 def _attributes(container: Any) -> dict[str, Any]:
-    own = getattr(container, "__dict__", None)
-    if own is None and dataclasses.is_dataclass(container):
+    attributes = getattr(container, "__dict__", None)
+    if attributes is None and dataclasses.is_dataclass(container):
         names = [field.name for field in dataclasses.fields(container)]
         return {name: getattr(container, name) for name in names if hasattr(container, name)}
-    return {} if own is None or own is container else dict(own)
+    return {} if attributes is None or attributes is container else dict(attributes)
 
 
 def _are_same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:

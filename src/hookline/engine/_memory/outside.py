@@ -53,9 +53,11 @@ class PreexistingMemory:
         if self.tensors is None:
             self.find_tensors()
         try:
-            storages = [each.untyped_storage() for each in self._alive if each is not None]
+            storages = [tensor.untyped_storage() for tensor in self._alive if tensor is not None]
         except (NotImplementedError, RuntimeError, ValueError):
-            storages = [found for each in self._alive if each is not None and (found := _memory(each)) is not None]
+            storages = [
+                storage for tensor in self._alive if tensor is not None and (storage := _memory(tensor)) is not None
+            ]
         self.storages = set(map(id, storages))
         self._alive += storages  # an `id` is valid while its object is alive
         return self.storages
@@ -76,15 +78,15 @@ def held_in(root: nn.Module) -> OwnedTensors:
 
     It makes no call per module and bypasses `nn.Module.__getattr__`: small networks would notice the cost.
     """
-    modules, known, held = [root], {id(root)}, []
+    modules, seen, held = [root], {id(root)}, []
     for module in modules:  # which grows meanwhile
-        own = module.__dict__
-        if "_modules" not in own:  # traced by TorchScript
-            own = {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
-        held += [own["_parameters"], own["_buffers"]]
-        for child in own["_modules"].values():
-            if child is not None and id(child) not in known:
-                known.add(id(child))
+        attributes = module.__dict__
+        if "_modules" not in attributes:  # traced by TorchScript
+            attributes = {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
+        held += [attributes["_parameters"], attributes["_buffers"]]
+        for child in attributes["_modules"].values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
                 modules.append(child)
     return held
 
@@ -103,16 +105,16 @@ def begin_sharing(root: nn.Module, inputs: Any, held: Callable[[], OwnedTensors]
     before = memory_outside() if is_in_pass() else None
     pass_state.is_in_kernel = False  # an interrupt may have left it
     new = PreexistingMemory(root, inputs if before is None else (before.inputs, inputs), held)
-    some = pass_state.outside.setdefault(pass_state.hooks, [])
-    some.append(new)
-    return len(some) - 1
+    passes = pass_state.outside.setdefault(pass_state.hooks, [])
+    passes.append(new)
+    return len(passes) - 1
 
 
 def end_sharing(begun: int = -1) -> None:
     """End the pass that `begin_sharing` returned `begun` for, and those inside it; by default the innermost."""
-    some = pass_state.outside.get(pass_state.hooks, [])
-    del some[begun:]
-    if not some:
+    passes = pass_state.outside.get(pass_state.hooks, [])
+    del passes[begun:]
+    if not passes:
         pass_state.outside.pop(pass_state.hooks, None)
     if not pass_state.outside:
         pass_state.sent.clear()  # of modules that failed
@@ -122,18 +124,21 @@ def end_sharing(begun: int = -1) -> None:
 def is_in_pass() -> bool:
     """Whether a forward pass of a whole model is running in this thread. Interrupted ones are removed."""
     if pass_state.outside:
-        running = {id(each) for each in running_modules()}
-        kept = {
-            hooks: [each for each in some if id(each.root) in running] for hooks, some in pass_state.outside.items()
+        running = {id(module) for module in running_modules()}
+        by_depth = {
+            hooks: [memory for memory in passes if id(memory.root) in running]
+            for hooks, passes in pass_state.outside.items()
         }
-        pass_state.outside = {hooks: some for hooks, some in kept.items() if some}
+        pass_state.outside = {hooks: passes for hooks, passes in by_depth.items() if passes}
     return bool(pass_state.outside)
 
 
 def is_whole(module: nn.Module) -> bool:
     """Whether the forward pass that is running is one of `module` as the whole model."""
-    some = pass_state.outside.get(pass_state.hooks)  # as `last` does, without a call: this is asked in every event
-    return bool(some) and some[-1]._root() is module  # type: ignore[index]
+    passes = pass_state.outside.get(
+        pass_state.hooks
+    )  # as `memory_outside` does, without a call: this is asked in every event
+    return bool(passes) and passes[-1]._root() is module  # type: ignore[index]
 
 
 def root_of_pass() -> nn.Module | None:

@@ -91,8 +91,8 @@ def _clone(x: Tensor) -> Tensor:
 
 def _is_better_copied(x: Tensor) -> bool:
     """Whether a copy costs less than to find out whether `x` can be shared: for a few small tensors in each pass."""
-    some = pass_state.outside.get(pass_state.hooks)  # as `last` does, without a call
-    outside = some[-1] if some else None
+    passes = pass_state.outside.get(pass_state.hooks)  # as `memory_outside` does, without a call
+    outside = passes[-1] if passes else None
     if outside is None or outside.copies >= _FEW or outside.tensors is not None or x.numel() > _SMALL:
         return False
     outside.copies += 1
@@ -161,8 +161,8 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
             uses = tensor_references(owner)
             if uses > 1 if owner is x else uses - memory_references(storage._cdata) > _NOT_EXPORTED:
                 return None
-        some = pass_state.outside.get(pass_state.hooks)  # as `last` does, without a call
-        outside = some[-1] if some else None
+        passes = pass_state.outside.get(pass_state.hooks)  # as `memory_outside` does, without a call
+        outside = passes[-1] if passes else None
         if outside is None:
             is_known = False
         elif outside.storages is None and can_count() and memory_references(storage._cdata) == _ONE_TENSOR:

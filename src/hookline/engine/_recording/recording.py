@@ -68,13 +68,16 @@ class RecordingRun(Run):
         for tap, module in self._modules.items():
             taps.setdefault(module, []).append(tap)
         tapped = called_if_hooked(root)
-        led = {m: some for m, some in taps.items() if m not in tapped and _can_lead(m, some, captures)}
+        led = {
+            m: module_taps for m, module_taps in taps.items() if m not in tapped and _can_lead(m, module_taps, captures)
+        }
         self._tapped = {tap: module for tap, module in self._modules.items() if module not in led}
-        self.ways = {module: self._way(module, some, captures) for module, some in led.items()}
+        self.ways = {module: self._way(module, module_taps, captures) for module, module_taps in led.items()}
         self._detours = [(detour_of(module), module.__dict__, way) for module, way in self.ways.items()]
         # Outside the modules, these taps are not attached, and act on nothing even if another run attaches them.
         self._outer = {
-            m: {tap: self.steps.pop(tap) for tap in some if not tap.kind.is_inner} for m, some in led.items()
+            m: {tap: self.steps.pop(tap) for tap in module_taps if not tap.kind.is_inner}
+            for m, module_taps in led.items()
         }
         self._led, self._types = [*led], [type(module) for module in led]
         self._calls = [(kind, kind.__call__) for kind in dict.fromkeys(self._types)]
@@ -179,8 +182,10 @@ class RecordingRun(Run):
         number, runs = id(self), active.get()
         for detour, attributes, way in self._detours:
             detour.users.add(number)
-            if (own := attributes.get(PLACE)) is not detour:  # as `Detour.acquire`, without a call for each module
-                detour.own = own
+            if (
+                compiled_call := attributes.get(PLACE)
+            ) is not detour:  # as `Detour.acquire`, without a call for each module
+                detour.own = compiled_call
                 attributes[PLACE] = detour
             if detour.alone is None:
                 detour.way, detour.alone = way, runs
@@ -234,9 +239,9 @@ def recording_run(points: Points, chosen: str | list[HookPoint] | None) -> Recor
     if run is not None and run.lineage.is_same():
         run.renew()
     else:
-        some, is_full = chosen if isinstance(chosen, list) else points.select(chosen), chosen is None
-        recorder = Recorder(some, skips_missing=is_full, defers=is_full)
-        run = RecordingRun(points.root, some, recorder, planned_from, hooked)
+        selected, is_full = chosen if isinstance(chosen, list) else points.select(chosen), chosen is None
+        recorder = Recorder(selected, skips_missing=is_full, defers=is_full)
+        run = RecordingRun(points.root, selected, recorder, planned_from, hooked)
         run.lineage = points.lineage(run.modules() if isinstance(chosen, list) or is_exact(chosen) else None)
     return run if run.is_ready() else None
 

@@ -78,21 +78,29 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
 def _operations(code: CodeType) -> Iterator[_Operation]:
     depth, at = 0, dict[int, int]()
-    for each in dis.get_instructions(code):
-        depth = at.get(each.offset, depth)
-        if each.opcode in _JUMPS:
-            at.setdefault(each.argval, depth + dis.stack_effect(each.opcode, each.arg, jump=True))
-        parts = re.findall("(?:LOAD|STORE)_FAST", each.opname)
+    for instruction in dis.get_instructions(code):
+        depth = at.get(instruction.offset, depth)
+        if instruction.opcode in _JUMPS:
+            at.setdefault(instruction.argval, depth + dis.stack_effect(instruction.opcode, instruction.arg, jump=True))
+        parts = re.findall("(?:LOAD|STORE)_FAST", instruction.opname)
         if len(parts) > 1:  # Python 3.13 combines two
-            for part, name in zip(parts, each.argval, strict=True):
+            for part, name in zip(parts, instruction.argval, strict=True):
                 after = depth + (1 if part == "LOAD_FAST" else -1)
-                yield _Operation(each.offset, part, name, depth, after)
+                yield _Operation(instruction.offset, part, name, depth, after)
                 depth = after
-        elif each.opname not in _WITHOUT_MEANING:  # in Python 3.11, `PRECALL` counts the arguments, not `CALL`
-            is_call = each.opname == "CALL"
-            after = depth + (-1 - each.argval if is_call else dis.stack_effect(each.opcode, each.arg, jump=False))
-            is_item = each.opname == "BINARY_SUBSCR" or (each.opname == "BINARY_OP" and each.argrepr == "[]")
-            yield _Operation(each.offset, "ITEM" if is_item else each.opname, each.argval, depth, after)
+        elif instruction.opname not in _WITHOUT_MEANING:  # in Python 3.11, `PRECALL` counts the arguments, not `CALL`
+            is_call = instruction.opname == "CALL"
+            after = depth + (
+                -1 - instruction.argval
+                if is_call
+                else dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+            )
+            is_item = instruction.opname == "BINARY_SUBSCR" or (
+                instruction.opname == "BINARY_OP" and instruction.argrepr == "[]"
+            )
+            yield _Operation(
+                instruction.offset, "ITEM" if is_item else instruction.opname, instruction.argval, depth, after
+            )
             depth = after
 
 
@@ -119,15 +127,17 @@ _IS_COLLECTED = re.compile(_COLLECTED)
 def _calls(code: CodeType) -> dict[int, Outcome]:
     """The calls in a function, by the offsets where its frame may be meanwhile."""
     operations = list(_operations(code))
-    read = {each.value for each in operations if each.name.startswith(_READS)} | set(code.co_cellvars)
-    reads_all = any(each.name in ("LOAD_GLOBAL", "LOAD_NAME") and each.value in _READS_ALL for each in operations)
+    read = {operation.value for operation in operations if operation.name.startswith(_READS)} | set(code.co_cellvars)
+    reads_all = any(
+        operation.name in ("LOAD_GLOBAL", "LOAD_NAME") and operation.value in _READS_ALL for operation in operations
+    )
     sources: dict[int, int] = {}
-    for index, each in enumerate(operations):
-        if "JUMP" in each.name:
-            sources.setdefault(each.value, index)
-    some: dict[int, Outcome] = {}
-    for index, each in enumerate(operations[:-1]):
-        if each.name not in _CALLS:
+    for index, operation in enumerate(operations):
+        if "JUMP" in operation.name:
+            sources.setdefault(operation.value, index)
+    outcomes: dict[int, Outcome] = {}
+    for index, operation in enumerate(operations[:-1]):
+        if operation.name not in _CALLS:
             continue
         after = operations[index + 1]
         ahead = "".join(f"{other.name} " for other in operations[index + 1 : index + 40])
@@ -139,9 +149,9 @@ def _calls(code: CodeType) -> dict[int, Outcome]:
         else:
             fate = USED
         # While a call runs, the current instruction of its frame is the call or, for a Python function, its cache.
-        offsets = range(each.offset, after.offset, 2)
-        some |= dict.fromkeys(offsets, Outcome(fate, _callee(operations, index, sources)))
-    return some
+        offsets = range(operation.offset, after.offset, 2)
+        outcomes |= dict.fromkeys(offsets, Outcome(fate, _callee(operations, index, sources)))
+    return outcomes
 
 
 _STEPS = {
@@ -161,7 +171,7 @@ def _callee(operations: list[_Operation], call: int, sources: dict[int, int]) ->
     while first and operations[first].before > below:
         first -= 1
     if operations[first].before != below or any(
-        sources.get(each.offset, first) < first for each in operations[first + 1 : call + 1]
+        sources.get(operation.offset, first) < first for operation in operations[first + 1 : call + 1]
     ):
         return None  # it begins in several ways
     stop = first
@@ -169,14 +179,14 @@ def _callee(operations: list[_Operation], call: int, sources: dict[int, int]) ->
         stop = index if operations[index].before == below + 2 else stop
         if "JUMP" in operations[index].name:  # in an argument
             break
-    some = [each for each in operations[first:stop] if each.name != "PUSH_NULL"]
-    for index, each in enumerate(some):
-        if each.name == "MAKE_FUNCTION":  # a lambda, or a comprehension with what it iterates over
-            code = some[index - 1].value
-            is_last = {other.name for other in some[index + 1 :]} <= _OF_FUNCTIONS
+    pushes = [operation for operation in operations[first:stop] if operation.name != "PUSH_NULL"]
+    for index, push in enumerate(pushes):
+        if push.name == "MAKE_FUNCTION":  # a lambda, or a comprehension with what it iterates over
+            code = pushes[index - 1].value
+            is_last = {other.name for other in pushes[index + 1 :]} <= _OF_FUNCTIONS
             return (("CONSTANT", code),) if is_last or code.co_name in _COMPREHENSIONS else None
-    kinds = ["LOCAL" if each.name.startswith("LOAD_FAST") else _STEPS.get(each.name) for each in some]
-    return None if not some or None in kinds else tuple(zip(kinds, (each.value for each in some), strict=True))  # type: ignore[arg-type]
+    kinds = ["LOCAL" if push.name.startswith("LOAD_FAST") else _STEPS.get(push.name) for push in pushes]
+    return None if not pushes or None in kinds else tuple(zip(kinds, (push.value for push in pushes), strict=True))  # type: ignore[arg-type]
 
 
 def _found(steps: Steps, frame: FrameType) -> Any:
@@ -222,7 +232,7 @@ def _attribute(x: Any, name: str) -> Any:
         raise LookupError
     else:
         variables, classes = getattr(x, "__dict__", {}), type(x).__mro__
-    of_class = next((vars(each)[name] for each in classes if name in vars(each)), _MISSING)
+    of_class = next((vars(cls)[name] for cls in classes if name in vars(cls)), _MISSING)
     if hasattr(type(of_class), "__set__"):
         raise LookupError  # a property
     if name in variables:
@@ -253,7 +263,7 @@ def _is_call_of(callee: Any, inner: FrameType) -> bool:
     function = callee.__func__ if isinstance(callee, MethodType) else callee
     if isinstance(function, FunctionType):
         return function.__code__ is code
-    call = next((vars(each)["__call__"] for each in type(callee).__mro__ if "__call__" in vars(each)), None)
+    call = next((vars(cls)["__call__"] for cls in type(callee).__mro__ if "__call__" in vars(cls)), None)
     is_its = isinstance(call, FunctionType) and call.__code__ is code and code.co_argcount > 0
     return is_its and _variables(inner).get(code.co_varnames[0]) is callee
 

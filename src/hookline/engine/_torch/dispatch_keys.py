@@ -41,9 +41,9 @@ higher_order_operators: dict[str, Any] = getattr(_ops, "_higher_order_ops", {})
 def probe() -> None:
     """A kernel for the key is called while the thread has set it, before autograd, and not otherwise."""
     insist(KEY is not None, f"torch has the key {KEY_NAME}")
-    own, kernels = Library("hookline_probe", "FRAGMENT"), Library("hookline_probe", "IMPL", KEY_NAME)
-    own.define("double(Tensor x) -> Tensor")
-    own.impl("double", lambda x: x * 2, "CPU")
+    definitions, kernels = Library("hookline_probe", "FRAGMENT"), Library("hookline_probe", "IMPL", KEY_NAME)
+    definitions.define("double(Tensor x) -> Tensor")
+    definitions.impl("double", lambda x: x * 2, "CPU")
     double, x, other = torch.ops.hookline_probe.double, torch.ones(()), torch.ones(())
     kernels.impl("double", lambda _x: other)
     insist(not is_key_set(KEY) and double(x).item() == 2, "the key is not set by itself")

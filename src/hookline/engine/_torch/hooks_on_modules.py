@@ -59,13 +59,13 @@ def probe() -> None:
     def note(name: str) -> Any:
         return lambda _module, *rest: calls.append((name, len(rest)))
 
-    own, foreign = note("before"), note("foreign")
+    first, foreign = note("before"), note("foreign")
     before = next_number()
     handle = module.register_forward_pre_hook(foreign)
     number = new_number()
     insist(before == handle.id < number < next_number(), "hooks are numbered one after the other")
     keywords_before(module)[number] = True
-    hooks_before(module)[number] = own
+    hooks_before(module)[number] = first
     hooks_before(module).move_to_end(number, last=False)
     keywords_after(module)[number] = always_after(module)[number] = True
     hooks_after(module)[number] = note("after")

@@ -29,10 +29,10 @@ class _Missing:
 
 def private(owner: Any, path: str) -> Any:
     """What `owner` has at a path of attributes; otherwise a stand-in that raises when it is called."""
-    found = owner
+    value = owner
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return _Missing(f"{getattr(owner, '__name__', owner)}.{path}") if found is None else found
+        value = getattr(value, name, None)
+    return _Missing(f"{getattr(owner, '__name__', owner)}.{path}") if value is None else value
 
 
 def insist(is_so: bool, what: str) -> None:
