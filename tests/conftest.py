@@ -22,7 +22,7 @@ from networks import MLP, has_taps  # noqa: E402 (after the import hook, or its 
 
 import hookline  # noqa: E402
 from hookline.engine import schedule, taps  # noqa: E402
-from hookline.engine._compiler import compiling  # noqa: E402
+from hookline.engine._compiler import pausing  # noqa: E402
 from hookline.engine._inner import operators  # noqa: E402
 from hookline.engine.pass_state import pass_state  # noqa: E402
 
@@ -122,7 +122,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
         while _hooked() and time.monotonic() < ends:  # the thread of autograd may still have a graph that failed
             time.sleep(0.01)
     assert _hooked() == []
-    assert compiling._users == set()
+    assert pausing._users == set()
     assert not pass_state.interceptors
     assert operators.is_off()
     hooks, pass_state.hooks = pass_state.hooks, 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn, overrides
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from hookline.engine import schedule, taps
-from hookline.engine._compiler import compiling
+from hookline.engine._compiler import pausing
 from hookline.engine._inner import operators
 from hookline.engine._undo import blocks
 from hookline.engine._undo.blocks import interrupt_safe
@@ -40,7 +40,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         ],
         "active runs": schedule.active.get(),
         "open blocks": dict(blocks._open),
-        "users of the compiler": set(compiling._users),
+        "users of the compiler": set(pausing._users),
         "skipped modules": dict(pass_state.skipped),
         "watches": list(pass_state.interceptors),
         "operators": operators.is_off(),

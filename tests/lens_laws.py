@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hookline.engine._memory.structures import children, tensors_in
+from hookline.values.structures import children, tensors_in
 
 
 def numbers(*shape: int) -> Tensor:

@@ -11,10 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "src" / "hookline"
 TREES = {path.relative_to(PACKAGE): ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
 ENGINE = {path: tree for path, tree in TREES.items() if path.parts[0] == "engine"}
 
-MOST_NAMES = 149
+MOST_NAMES = 40
 """Names of the engine that other packages import."""
 MOST_THREAD_LOCALS = 5
-MOST_FILES = 25
+MOST_FILES = 26
 """Files that lie in `engine/` itself."""
 MOST_WORDS = 6
 """Variables called by one of these words, of 1,000."""

@@ -7,9 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from hookline import engine
+
 PACKAGE = Path(__file__).parent.parent / "src" / "hookline"
 LAYERS = (
-    *("errors", "progress", "files", "engine", "pages", "text", "positions", "hooks", "edits", "transformer"),
+    *(
+        "errors",
+        "progress",
+        "files",
+        "types",
+        "values",
+        "functions",
+        "engine",
+        "pages",
+        "text",
+        "positions",
+        "hooks",
+        "edits",
+        "transformer",
+    ),
     *("weights", "vision", "residual", "rerun", "compiled", "generation", "model", "loading"),
     *("store", "sae", "experiments", "compat", "migrate", "evaluation", "explore", "demo", "doctor", "cli"),
 )
@@ -48,13 +64,31 @@ def test_a_package_imports_only_those_before_it(layer: str) -> None:
     assert not upward, "\n".join(upward)
 
 
-def test_only_the_engine_knows_what_is_private_of_torch() -> None:
-    outside = [
-        name
+def test_nothing_imports_past_the_contract_of_the_engine() -> None:
+    past = [
+        f"{name}:{node.lineno} imports {ast.unparse(node)}"
         for name, path in MODULES.items()
-        if not name.startswith("engine.") and "hookline.engine._torch" in path.read_text(encoding="utf-8")
+        if name.split(".")[0] != "engine"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hookline.engine."))
+        or (isinstance(node, ast.ImportFrom) and node.module == "hookline.engine" and not within_contract(node))
+        or (isinstance(node, ast.Import) and any(alias.name.startswith("hookline.engine") for alias in node.names))
     ]
-    assert outside == []
+    assert past == []
+
+
+def within_contract(node: ast.ImportFrom) -> bool:
+    return {alias.name for alias in node.names} <= {*engine.__all__}
+
+
+def test_every_name_of_the_contract_says_what_it_is_for() -> None:
+    described = [name for name in engine.__all__ if f"`{name}`" in (engine.__doc__ or "")]
+    assert described == list(engine.__all__)
+    own_text = [name for name in engine.__all__ if name not in ("FIRST", "pass_state")]  # values of documented classes
+    assert [name for name in own_text if not (getattr(engine, name).__doc__ or "").strip()] == []
+
+
+def test_only_the_engine_knows_what_is_private_of_torch() -> None:
     within = [
         f"{name}:{node.lineno} imports {node.module}"
         for name, path in MODULES.items()
@@ -62,7 +96,7 @@ def test_only_the_engine_knows_what_is_private_of_torch() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom)
         and (node.module or "").startswith("hookline.")
-        and not (node.module or "").startswith(("hookline.engine._torch", "hookline.errors"))
+        and not (node.module or "").startswith(("hookline.engine._torch", "hookline.errors", "hookline.functions"))
     ]
     assert within == []
 

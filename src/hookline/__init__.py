@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hookline import edits, errors, experiments, hooks, positions, sae, store, vision, weights
-    from hookline.engine.cache import ActivationCache
-    from hookline.engine.points import HookPoint
+    from hookline.engine import ActivationCache, HookPoint
     from hookline.errors import HookError, HooklineError, NeverFiredWarning, UnknownPointError
     from hookline.hooks.hooked_module import HookedModule, HookedRootModule
     from hookline.loading import hook, load

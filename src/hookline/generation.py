@@ -11,25 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hookline.engine._compiler.untraced import verbs
-from hookline.engine._recording.recorder import Recorder
-from hookline.engine.actions import Record
-from hookline.engine.names import Filter
-from hookline.engine.runs import Run
-from hookline.engine.schedule import active
+from hookline.engine import Record, Recorder, Run, compiling, open_runs
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import begin_pass, whole_text
 from hookline.text.generate_calls import check_generated_output, check_generation
 from hookline.text.joining import joined_steps
 from hookline.transformer.empty import check_weights_there
 from hookline.transformer.model_inputs import ModelInputs
+from hookline.types import Filter
 
 if TYPE_CHECKING:
     from hookline.compiled.executor import CompiledRuns
     from hookline.residual import ModelCache
 
 
-@verbs
+@compiling.verbs
 class GenerationMethods(ModelInputs):
     """A base of `HookedModel`."""
 
@@ -105,7 +101,7 @@ class GenerationMethods(ModelInputs):
             raise HooklineError(f"max_new_tokens must be a whole number above 0, not {max_new_tokens!r}")
         prepend_bos = kwargs.pop("prepend_bos", None)
         check_weights_there(self.anatomy.main.embed)
-        check_generation(self._points.root, kwargs, is_hooked=bool(active.get() or self._points.permanent.steps))
+        check_generation(self._points.root, kwargs, is_hooked=bool(open_runs() or self._points.permanent.steps))
         is_text = input is not None and not isinstance(input, Tensor)
         inputs = self._prepared(input, kwargs, attention_mask, prepend_bos, "left" if is_text else None, images)
         if "input_ids" not in inputs:
@@ -131,7 +127,7 @@ class GenerationMethods(ModelInputs):
             if generation is not None:
                 return self._run(generation.run, (), {})
         mask = inputs.get("attention_mask")
-        if active.get() and (self.anatomy.is_encoder_decoder or self.anatomy.towers):
+        if open_runs() and (self.anatomy.is_encoder_decoder or self.anatomy.towers):
             begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})  # before the model's own forward
         return self._run(self.module.generate, (ids,), options)  # type: ignore[arg-type]
 

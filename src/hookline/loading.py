@@ -13,9 +13,7 @@ from typing import Any, overload
 import torch
 from torch import nn
 
-from hookline.engine._compiler.untraced import outside_compiler
-from hookline.engine.delegate import Delegate
-from hookline.engine.hooked import Hooked
+from hookline.engine import Delegate, Hooked, compiling
 from hookline.errors import HooklineError, a_type, warn
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
@@ -30,7 +28,7 @@ from hookline.transformer.sharded import prepare_sharded
 def hook(module: HookedRootModule, tokenizer: Any = None) -> HookedRootModule: ...  # type: ignore[overload-overlap]
 @overload
 def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> HookedModule: ...
-@outside_compiler
+@compiling.outside_compiler
 def hook(module: nn.Module | HookedModule, tokenizer: Any = None) -> Hooked:
     """Wrap any nn.Module, so that everything in it can be read, edited and undone by name.
 
@@ -150,7 +148,7 @@ def _is_image_model(module: nn.Module) -> bool:
     return takes_both or getattr(module, "main_input_name", None) == "pixel_values"
 
 
-@outside_compiler
+@compiling.outside_compiler
 def load(
     name: str | Path,
     *,

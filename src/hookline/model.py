@@ -13,16 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.engine._compiler.untraced import verbs
-from hookline.engine._staying.added_hooks import added_hooks_text
-from hookline.engine._staying.permanent import permanent_hooks_of
-from hookline.engine.cache import ActivationCache
-from hookline.engine.hooked import HookList
-from hookline.engine.keywords import is_dropped
-from hookline.engine.names import Filter
-from hookline.engine.plan import Plan
-from hookline.engine.schedule import active
+from hookline.engine import ActivationCache, PermanentHooks, Plan, compiling, open_runs
 from hookline.errors import HooklineError
+from hookline.functions.keywords import is_dropped
 from hookline.generation import GenerationMethods
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
@@ -41,6 +34,7 @@ from hookline.transformer.output_options import ignored_option
 from hookline.transformer.outputs import has_outcome, outcome
 from hookline.transformer.resume import resumed, stream_at
 from hookline.transformer.verify.report import Report, verify_model
+from hookline.types import Filter, HookList
 from hookline.vision.image_methods import ImageMethods, with_shapes
 from hookline.vision.images import Images
 from hookline.vision.inputs import Inputs
@@ -60,7 +54,7 @@ _BRANCHES = ("blocks", "encoder", "decoder", "ln_final", "unembed", "vision", "p
 _WEIGHTS = frozenset(Weights.names())
 
 
-@verbs
+@compiling.verbs
 class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     """A language model, wrapped but not changed.
 
@@ -84,11 +78,17 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     _last_inputs: Inputs | None
 
     def __init__(self, module: nn.Module, tokenizer: Any, anatomy: Anatomy, processor: Any = None) -> None:
-        super().__init__(module)
         # Not by attribute: that would write to the model's own attribute of that name.
-        vars(self).update(tokenizer=tokenizer, processor=processor, _last_inputs=None)
-        self._points = self._points_class(module, permanent_hooks_of(module), anatomy)
+        vars(self).update(tokenizer=tokenizer, processor=processor, _last_inputs=None, _first_anatomy=anatomy)
+        super().__init__(module)
+        del vars(self)["_first_anatomy"]
         self._tell_tokenizer()
+
+    def _find_points(self) -> ModelPoints:
+        """The points of the model."""
+        anatomy = vars(self).get("_first_anatomy") or find_anatomy(self.module)
+        assert anatomy is not None  # it had one before
+        return self._points_class(self.module, PermanentHooks.of(self.module), anatomy)
 
     def _tell_tokenizer(self) -> None:
         """Make the tokenizer known to code that has only the model, such as positions given by their text."""
@@ -140,10 +140,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         return text
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _last_inputs=None)
-        anatomy = find_anatomy(self.module)
-        assert anatomy is not None  # it had one before
-        self._points = self._points_class(self.module, permanent_hooks_of(self.module), anatomy)
+        super().__setstate__({**state, "_last_inputs": None})
         self._tell_tokenizer()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -231,9 +228,9 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         return super()._call_arguments().union(*made)
 
     def _run_to(self, inputs: dict[str, Any], layer: int | None, return_type: ReturnType, per_token: bool) -> Any:
-        open_runs = active.get()
-        if open_runs or self._points.permanent.steps:
-            begin_pass(self._points.root, inputs, is_only=False not in [run.is_one_pass for run in open_runs])
+        runs = open_runs()
+        if runs or self._points.permanent.steps:
+            begin_pass(self._points.root, inputs, is_only=False not in [run.is_one_pass for run in runs])
         if layer is not None:
             return stream_at(self._points, layer, lambda: self._output(inputs))
         if return_type == "output":
@@ -419,5 +416,5 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         cfg = self.cfg
         return (
             f"HookedModel({cfg.architecture}: {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, "
-            f"{len(self.hook_dict)} points{added_hooks_text(self._points)})"
+            f"{len(self.hook_dict)} points{self._points.added_hooks_text()})"
         )

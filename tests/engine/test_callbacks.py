@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.engine.callbacks import caller
 from hookline.errors import InvalidHookError
+from hookline.functions.callers import caller
 
 
 class Method:

@@ -7,7 +7,7 @@ from torch import nn
 
 import hookline
 from hookline import HookError, HooklineError, at, edits, last
-from hookline.engine._memory.casting import cast
+from hookline.values.casting import cast
 
 IDS = torch.tensor([[5, 17, 42, 7, 3, 9, 22]])
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline
-from hookline.engine._memory.structures import tensors_in
+from hookline.values.structures import tensors_in
 
 IMAGE, TEXT = (2, 4, 6, 6), (3, 5, 4)
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import hookline
-from hookline.engine.grouping import grouped, ranges
+from hookline.engine._reports.grouping import grouped, ranges
 from hookline.transformer.verify.report import Report, Verdict
 
 

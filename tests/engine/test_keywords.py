@@ -82,7 +82,7 @@ def test_what_a_layer_looks_up_is_taken() -> None:
     module.model.layers[0].mlp = type(
         "Own", (nn.Module,), {"forward": lambda self, x, **kwargs: x * kwargs["factor"]}
     )()
-    from hookline.engine.keywords import _names_in
+    from hookline.functions.keywords import _names_in
 
     assert "factor" in _names_in(module)
 

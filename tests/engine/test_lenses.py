@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from hookline import HookedModule
-from hookline.engine._memory.structures import NoTensorError
-from hookline.engine.derived import Added, Difference, Keys, MergeTiles, Unflatten
 from hookline.engine.lenses import FIRST, Argument, Chain, Item
 from hookline.engine.order import Kind
-from hookline.engine.pass_state import pass_state
+from hookline.engine.pass_state import Saved, pass_state
 from hookline.engine.points import Site
 from hookline.errors import HooklineError
+from hookline.transformer.layout_lenses import Added, Difference, Keys, MergeTiles, Unflatten
+from hookline.values.structures import NoTensorError
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ def test_structures(data) -> None:
     check_laws(Item(path), value)
 
 
-def kept(tensor: Tensor) -> Site:
+def kept(tensor: Tensor) -> tuple[Site]:
     """A site whose tensor was kept from an earlier event."""
     site = Site(nn.Identity(), Kind.OUTPUT)
-    pass_state.saved[site] = tensor
-    return site
+    pass_state.saved[site] = Saved(tensor)
+    return (site,)
 
 
 @given(st.integers(1, 3), st.integers(0, 2), st.booleans())
@@ -81,12 +81,12 @@ def test_keys(heads: int, sinks: int, flat: bool) -> None:
 def test_sums_and_differences() -> None:
     """On whole numbers, where addition loses nothing."""
     base, value = (torch.randint(-9, 9, (2, 3)).float() for _ in range(2))
-    for lens in (Added(kept(base), FIRST), Difference(kept(base), FIRST)):
+    for lens in (Added(kept(base)), Difference(kept(base))):
         new = torch.randint(-9, 9, (2, 3)).float()
         assert torch.equal(lens.get(lens.put(value, new)), new)
         assert torch.equal(lens.put(value, lens.get(value)), value)
-    assert torch.equal(Added(kept(base), FIRST).get(value), base + value)
-    assert torch.equal(Difference(kept(base), FIRST).get(value), value - base)
+    assert torch.equal(Added(kept(base)).get(value), base + value)
+    assert torch.equal(Difference(kept(base)).get(value), value - base)
 
 
 def test_rows() -> None:

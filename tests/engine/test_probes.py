@@ -14,7 +14,6 @@ from hookline import HooklineError
 from hookline.engine import _torch, tricks
 from hookline.engine._inner.interception import ModeInterceptor, OperatorInterceptor
 from hookline.engine._memory.snapshots import has_own_memory, shared
-from hookline.engine._recording.detours import is_interceptable
 from hookline.engine._recording.skipping import Skipping
 from hookline.engine._torch import (
     attention_functions,
@@ -161,13 +160,13 @@ def test_without_a_trick_that_only_saves_time_results_are_the_same(name, monkeyp
 
 def test_a_trick_that_only_saves_time_is_off_where_it_does_not_hold(monkeypatch) -> None:
     x = torch.ones(2)
-    is_on = shared(x, is_ours=True) is not None, has_own_memory(torch.ones(2)), is_interceptable(nn.ReLU())
-    assert is_on == (True, True, True)
+    is_on = shared(x, is_ours=True) is not None, has_own_memory(torch.ones(2))
+    assert is_on == (True, True)
     assert ProductInterceptor.for_call((x,), {}) is ProductInterceptor
     monkeypatch.setattr(proofs, "why_broken", lambda _probe: "a test")
     forget()
-    is_on = shared(x, is_ours=True) is not None, has_own_memory(torch.ones(2)), is_interceptable(nn.ReLU())
-    assert is_on == (False, False, False)
+    is_on = shared(x, is_ours=True) is not None, has_own_memory(torch.ones(2))
+    assert is_on == (False, False)
     assert ProductInterceptor.for_call((x,), {}) is ModeInterceptor
     with pytest.raises(HooklineError, match="compiled_calls"):
         Skipping(nn.Identity(), {})

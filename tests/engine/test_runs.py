@@ -16,7 +16,7 @@ from torch import nn
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning
 from hookline.engine import schedule
-from hookline.engine._compiler import compiling
+from hookline.engine._compiler import pausing
 from hookline.engine._undo.blocks import _Entered
 from hookline.errors import InvalidHookError
 
@@ -138,7 +138,7 @@ def test_interrupts_at_any_moment_leave_nothing(x) -> None:
             except KeyboardInterrupt:
                 assert hook_count(net.module) == 0, f"after line {lines}"
                 assert schedule.active.get() == ()
-                assert compiling._users == set()
+                assert pausing._users == set()
             else:
                 break
             finally:

@@ -42,12 +42,12 @@ MUTANTS = (
     Mutant(
         "a deferred cache keeps tensors that the model writes to",
         "engine/_recording/captures.py",
-        "                same = shared(tensor, is_for_reading=True, is_new=is_new)",
-        "                same = tensor",
+        "                kept = shared(x.detach() if x.requires_grad else x, is_for_reading=True)",
+        "                kept = x.detach() if x.requires_grad else x",
     ),
     Mutant(
         "what a hook returned is not copied",
-        "engine/results.py",
+        "engine/_memory/results.py",
         "    return result if is_free else snapshot(result)",
         "    return result",
     ),
@@ -84,8 +84,8 @@ MUTANTS = (
     Mutant(
         "hooks of others come before ours",
         "engine/taps.py",
-        "        if not self.late and self.kind is not Kind.END:",
-        "        if self.late and self.kind is not Kind.END:",
+        "        is_first = not late and kind is not Kind.END",
+        "        is_first = late and kind is not Kind.END",
     ),
     Mutant(
         "reads do not see what hooks of others changed",
@@ -96,8 +96,8 @@ MUTANTS = (
     Mutant(
         "a hook stays on its module",
         "engine/taps.py",
-        "        if not self.users:\n            hooks",
-        "        if not self.users and self.kind is not Kind.INPUT:\n            hooks",
+        "for tap, module in taps.items() if not tap.users]",
+        "for tap, module in taps.items() if not tap.users and tap.kind is not Kind.INPUT]",
     ),
     Mutant(
         "a hook that writes in place is taken for one that only reads",
@@ -125,7 +125,7 @@ MUTANTS = (
     ),
     Mutant(
         "an edit cuts the graph",
-        "engine/results.py",
+        "engine/_memory/results.py",
         "    return result if is_free else snapshot(result)",
         "    return result.detach() if result.requires_grad else snapshot(result)",
     ),
@@ -179,7 +179,7 @@ MUTANTS = (
     ),
     Mutant(
         "the result is not cast to the dtype of the activation",
-        "engine/results.py",
+        "engine/_memory/results.py",
         "            result = cast(result, like)",
         "            result = cast(result, like) * 1.01",
     ),
@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "containers are edited in place, not copied",
-        "engine/_memory/structures.py",
+        "values/structures.py",
         "    kind: Any = type(value)\n    if kind is tuple",
         "    if type(value) in (dict, list):\n        value[key] = child\n        return value\n"
         "    kind: Any = type(value)\n    if kind is tuple",

@@ -5,7 +5,7 @@ import tiny_models
 import torch
 
 import hookline
-from hookline.engine import results
+from hookline.engine._memory import results
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 10, 11]])
 PAD = 3

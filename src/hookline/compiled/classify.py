@@ -9,11 +9,8 @@ from types import FunctionType
 from typing import Any, Literal
 
 from hookline.compiled.traceable import why_not
-from hookline.compiled.traced_lenses import needed_by
-from hookline.engine.actions import Action, Begin, End, PointAction, Record
-from hookline.engine.derived import ReturnOriginals, Send, Stash
-from hookline.engine.hook_actions import Edit, HookAction
-from hookline.engine.points import HookPoint
+from hookline.compiled.traced_lenses import can_trace
+from hookline.engine import Action, Edit, HookAction, HookPoint, PointAction, Record
 from hookline.hooks.data_edits import Add, DataEdit, EditAction, Freeze, Mean, ProjectOut, Replace, Scale, Zero
 from hookline.text.at_positions import PositionHook
 
@@ -37,7 +34,7 @@ class Placement:
 
 def placed(action: Action) -> Placement:
     """How an action of a run would run in a compiled run."""
-    if isinstance(action, Begin | End | Stash | Send | ReturnOriginals):
+    if action.is_helper:
         return Placement(action, "read")
     if not isinstance(action, PointAction):
         return Placement(action, "eager", f"{type(action).__name__} changes how the model runs")
@@ -64,7 +61,7 @@ def no_site(point: HookPoint) -> str | None:
         return f"the point is of the {point.stream}"
     if axes and (axes[:2] != ["b", "p"] or len(axes) < 3):
         return f"the axes of the point are {point.axes!r}, not batch, position and features"
-    if site.effects or needed_by(site.lens) is None:
+    if site.effects or not can_trace(site.lens):
         return "the point is derived from others"
     return None
 

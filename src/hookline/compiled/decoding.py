@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache, StaticCache, StaticLayer
 from hookline.compiled.fixed import fixed
 from hookline.compiled.program import Clock, Program
 from hookline.compiled.sampling import Sampler, Sampling
-from hookline.engine.signatures import parameters_of
+from hookline.functions.signatures import parameters_of
 from hookline.transformer.architectures import architecture
 
 

@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from hookline.compiled.classify import Placement, placed, refusal
-from hookline.engine._compiler import compiling
-from hookline.engine._recording import skipping
-from hookline.engine._recording.detours import PLACE
-from hookline.engine.actions import Action
-from hookline.engine.order import Kind
-from hookline.engine.pass_state import pass_state
-from hookline.engine.runs import Run, open_runs
-from hookline.engine.taps import Tap, has_foreign_hooks
+from hookline.engine import Action, Run, compiling, open_runs
 from hookline.transformer.architectures import chooses_keys, depends_on_length
 from hookline.transformer.index import ModelPoints
-
-_GLOBAL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 
 def why_uncompiled(points: ModelPoints) -> str | None:
     """Why a call of the model that begins now cannot be compiled; None if it can."""
     modules = [*points.root.modules()]
-    return _of_model(points.root, modules) or why_not_here() or _of_modules(points, modules)
+    return _of_model(points.root, modules) or compiling.why_not_here() or compiling.why_replaced(points, modules)
 
 
 def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
@@ -47,48 +36,6 @@ def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
     if "DTensor" in {kind.__name__ for kind in {*map(type, parameters)}}:
         return "its parameters are sharded over several processes"
     return None
-
-
-def why_not_here() -> str | None:
-    """Why nothing can be compiled in this thread now; None if it can."""
-    if pass_state.hooks:
-        return "it is called in a hook"
-    if pass_state.interceptors or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-        return "a mode of torch is on"
-    if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
-        return "autocast is on"
-    if skipping.skips_here():
-        return "some of its layers are skipped"
-    if any(getattr(torch_module, name) for name in _GLOBAL):
-        return "there are hooks on all modules of the process"
-    return compiling.why_no_graphs()
-
-
-def _of_modules(points: ModelPoints, modules: Sequence[nn.Module]) -> str | None:
-    """Why the modules cannot be compiled: torch hooks of others, or replaced calls; None if they can."""
-    permanent_hooks = points.permanent_hooks()
-    for module in modules:
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            if (
-                has_foreign_hooks(module, Kind.INPUT)
-                or has_foreign_hooks(module, Kind.OUTPUT)
-                or module._backward_hooks
-            ):
-                return f"somebody else has a torch hook on {_path(points.root, module)}"
-            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-            if any(other not in permanent_hooks for hook in hooks if type(hook) is Tap for other in hook.permanent):
-                return f"a wrapper of a part of the model has a permanent hook on {_path(points.root, module)}"
-        attributes = vars(module)
-        if "forward" in attributes or attributes.get(PLACE) is not None:
-            if skipping.is_detoured(module):
-                return "another thread skips some of its layers"
-            return f"the call of {_path(points.root, module)} is replaced"
-    return None
-
-
-def _path(root: nn.Module, module: nn.Module) -> str:
-    path = next(path for path, candidate in root.named_modules() if candidate is module)
-    return repr(path or "the model")
 
 
 def text_config(points: ModelPoints) -> Any:

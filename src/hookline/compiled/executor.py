@@ -29,15 +29,19 @@ from hookline.compiled.sampling import Sampling, sampling_of, way_to_choose
 from hookline.compiled.tables import spec_of
 from hookline.compiled.traced_functions import TracedFunctions
 from hookline.compiled.variants import Variant
-from hookline.engine._compiler.compiling import why_left_out
-from hookline.engine._recording.recorder import Recorder
-from hookline.engine._undo.blocks import interrupt_safe
-from hookline.engine._undo.modes import GradMode
-from hookline.engine.actions import Action, PointAction, Record
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.plan import Plan
-from hookline.engine.points import HookPoint, Site
-from hookline.engine.runs import Run
+from hookline.engine import (
+    Action,
+    HookAction,
+    HookPoint,
+    Plan,
+    PointAction,
+    Record,
+    Recorder,
+    Run,
+    Site,
+    compiling,
+    undo,
+)
 from hookline.errors import HooklineError, HooklineWarning, users_level
 from hookline.rerun.joined import JoinedRun
 from hookline.transformer.architectures import rotary_change
@@ -57,7 +61,7 @@ class CompiledRuns:
         self._features: dict[Site, Features] = {}
         self._idle: dict[tuple[Any, ...], list[Any]] = {}
         self._variants: list[tuple[State, Variant]] = []
-        self._lock = interrupt_safe(threading.RLock())
+        self._lock = undo.interrupt_safe(threading.RLock())
         self._past = 0
         self._traced = TracedFunctions(options.limit)
         self.repeats = Repeats(options.limit, options.seconds)
@@ -103,9 +107,9 @@ class CompiledRuns:
 
     def refused(self, why: str) -> None:
         """Count a run that cannot be compiled, by its reason; warn when a reason occurs for the first time."""
-        if why not in self.reasons and not why_left_out():
+        if why not in self.reasons and not compiling.why_left_out():
             warnings.warn(f"this runs uncompiled: {why}", HooklineWarning, stacklevel=users_level())
-        self.left(why_left_out() or why)
+        self.left(compiling.why_left_out() or why)
 
     def left(self, why: str) -> None:
         """Count a run that is not compiled, by its reason, without a warning."""
@@ -117,7 +121,7 @@ class CompiledRuns:
         `is_unchanged` says that the model's modules and methods are those of its last step.
         """
         if is_unchanged:
-            why = entry.why_not_here()
+            why = compiling.why_not_here()
         else:
             self._keep_up()
             why = entry.why_uncompiled(self.points)
@@ -246,7 +250,7 @@ class CompiledRuns:
     def joined(self, run: JoinedRun) -> Tensor | None:
         """The logits of a batch of variants in an experiment; None if it cannot be compiled or is not worth it."""
         self._keep_up()
-        shape, why = tails.shape_of(run), why_left_out() or tails.why_eager(run)
+        shape, why = tails.shape_of(run), compiling.why_left_out() or tails.why_eager(run)
         if not why and (why := self.repeats.why_not(shape)) is not None:
             self.left(why)
             return None
@@ -277,8 +281,8 @@ class CompiledRuns:
 
     def _for_pass(self, inputs: Mapping[str, Any]) -> list[Action] | str:
         self._keep_up()
-        if why_left_out():
-            return why_left_out()
+        if compiling.why_left_out():
+            return compiling.why_left_out()
         if torch.is_grad_enabled():
             return "gradients are on: use torch.no_grad()"
         others = [name for name in inputs if name not in INPUTS]
@@ -384,7 +388,10 @@ class CompiledRuns:
         module: Any = self.points.root
 
         def look() -> None:
-            with Run(module, [Record(point, recorder) for point in points.values()], is_one_pass=True), GradMode(False):
+            with (
+                Run(module, [Record(point, recorder) for point in points.values()], is_one_pass=True),
+                undo.GradMode(False),
+            ):
                 module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=module.device), use_cache=False)
 
         with in_pass(None):

@@ -22,11 +22,7 @@ from hookline.compiled.program import Clock, Program
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.tables import NoTableError, write_table
 from hookline.compiled.variants import Variant
-from hookline.engine._recording.recorder import Recorder, StopForward
-from hookline.engine.actions import Action, PointAction, Record
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.pass_state import pass_state
-from hookline.engine.runs import Run, open_runs
+from hookline.engine import Action, HookAction, PointAction, Record, Recorder, Run, StopForward, open_runs, pass_state
 from hookline.errors import HooklineError
 from hookline.text.token_positions import mask_of
 from hookline.transformer.index import ModelPoints

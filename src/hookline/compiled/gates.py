@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from hookline.compiled.classify import positions_of
 from hookline.compiled.program import Slot
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.pass_state import pass_state
+from hookline.engine import HookAction, pass_state
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import ForwardPass, Span
 from hookline.text.generate_calls import Generation

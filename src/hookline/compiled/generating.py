@@ -18,10 +18,7 @@ from hookline.compiled.proof import why_unproved
 from hookline.compiled.sampling import Sampling
 from hookline.compiled.tables import NoTableError, write_table
 from hookline.compiled.variants import Variant
-from hookline.engine._recording.recorder import Recorder
-from hookline.engine.actions import Action, Record
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.runs import Run
+from hookline.engine import Action, HookAction, Record, Recorder, Run
 from hookline.errors import HooklineError
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from hookline.engine._undo.blocks import UndoBlock
+from hookline.engine import undo
 
 
-class PlainTensors(UndoBlock):
+class PlainTensors(undo.UndoBlock):
     """A block without gradients and without inference mode, whose tensors could not be used again outside it."""
 
     _guard: Any = None

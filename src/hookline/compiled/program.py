@@ -19,14 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from hookline.compiled.fixed import fixed
-from hookline.compiled.traced_lenses import getter, needed_by, putter
-from hookline.engine._compiler import compiling
-from hookline.engine._undo.blocks import UndoBlock
-from hookline.engine._undo.torch_hooks import remove_hook
-from hookline.engine.callbacks import call_style
-from hookline.engine.order import Kind, Phase, Turn
-from hookline.engine.points import HookPoint, Site
+from hookline.compiled.traced_lenses import getter, putter
+from hookline.engine import Edit, HookPoint, Kind, Record, Site, Turn, compiling, undo
 from hookline.errors import HooklineError
+from hookline.functions.callers import call_style
 
 SlotKind = Literal["affine", "project", "any", "function"]
 
@@ -198,7 +194,7 @@ class _Event:
         return value
 
 
-class Attached(UndoBlock):
+class Attached(undo.UndoBlock):
     """A block in which the hooks of a program are on their modules, and may be traced."""
 
     def __init__(self, program: Program, events: Mapping[tuple[nn.Module, Kind], _Event]) -> None:
@@ -221,7 +217,7 @@ class Attached(UndoBlock):
             _tracing.program = self._before
         with compiling.tracing_lock():
             for (module, _), event in self._events.items():
-                remove_hook(module, event)
+                undo.remove_hook(module, event)
 
 
 class Program:
@@ -234,8 +230,8 @@ class Program:
         self, slots: Sequence[Any], reads: Sequence[Read] = (), others: Sequence[tuple[Turn, Any]] = ()
     ) -> None:
         self.slots, self.reads = list(slots), {read.site: read for read in reads}
-        sites = sites_needed([slot_or_read.site for slot_or_read in (*slots, *reads)])
-        places = {site: place for place, site in enumerate(sites)}
+        needed = [site for slot_or_read in (*slots, *reads) for site in slot_or_read.site.needs]
+        places = {site: place for place, site in enumerate(dict.fromkeys(needed))}
         self.saved: list[Any] = [None] * len(places)
         self._events = self._arranged(places, others)
         self._hooks = list(self._events.values())
@@ -248,9 +244,9 @@ class Program:
         for turn, slot in (*((Turn.AT_POINTS, edit_slot) for edit_slot in self.slots), *others):
             site = slot.site
             step = (getter(site.lens, places), putter(site.lens, places), slot)
-            keyed_steps[site.module, site.kind].append(((turn, site.stage, Phase.EDIT), step))
+            keyed_steps[site.module, site.kind].append(((turn, site.stage, Edit.phase), step))
         for site, read in self.reads.items():
-            key = (Turn.AT_POINTS, site.stage, Phase.RECORD)
+            key = (Turn.AT_POINTS, site.stage, Record.phase)
             keyed_steps[site.module, site.kind].append((key, (getter(site.lens, places), None, read)))
         for site, place in places.items():
             keyed_steps[site.module, site.kind].append(((Turn.KEEP, 0, 0), (getter(site.lens, places), None, place)))
@@ -280,12 +276,3 @@ class Program:
         """Drop the values that were saved in one call of the graph; traced at its end."""
         for place in range(len(self.saved)):
             self.saved[place] = None
-
-
-def sites_needed(sites: Sequence[Site]) -> list[Site]:
-    """The sites whose values others look up, each after those that it needs itself."""
-    needed: dict[Site, None] = {}
-    for site in sites:
-        for source in needed_by(site.lens) or ():
-            needed |= dict.fromkeys([*sites_needed([source]), source])
-    return list(needed)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Hashable
 
-from hookline.engine._undo.blocks import interrupt_safe
+from hookline.engine import undo
 
 _REMEMBERED = 1024
 """How many shapes without a place are remembered."""
@@ -23,7 +23,7 @@ class Repeats:
     """
 
     def __init__(self, places: int, patience: float) -> None:
-        self._places, self._patience, self._now, self._lock = places, patience, 0, interrupt_safe(threading.Lock())
+        self._places, self._patience, self._now, self._lock = places, patience, 0, undo.interrupt_safe(threading.Lock())
         self._taken: dict[Hashable, float] = {}  # seconds, of shapes without a place
         self._last: dict[Hashable, int] = {}
         self._running: dict[int, tuple[Hashable, float]] = {}  # by thread: the shape of the last run, and its start

@@ -13,7 +13,7 @@ from torch import Tensor
 from hookline.compiled.classify import code_of, function_of
 from hookline.compiled.program import Slot, SlotSpec
 from hookline.compiled.traceable import constants_of
-from hookline.engine.hook_actions import HookAction
+from hookline.engine import HookAction
 from hookline.hooks.data_edits import Add, DataEdit, Mean, ProjectOut, Scale, Zero
 from hookline.hooks.fitting import averaged
 

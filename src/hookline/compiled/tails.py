@@ -21,9 +21,7 @@ from hookline.compiled.fixed import fixed
 from hookline.compiled.program import Features, Program
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.variants import Variant
-from hookline.engine.names import lens_of
-from hookline.engine.order import Kind, Turn
-from hookline.engine.points import Site
+from hookline.engine import Kind, Site, Turn, lens_of
 from hookline.rerun.changes import Change, RowChange, write_all
 from hookline.rerun.joined import JoinedRun
 from hookline.rerun.prefix import prefix_cache

@@ -20,8 +20,8 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookline.engine._memory.structures import tensors_in
 from hookline.errors import a_type
+from hookline.values.structures import tensors_in
 
 _STORES = {"STORE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_SUBSCR", "IMPORT_NAME", "YIELD_VALUE"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}

@@ -7,8 +7,7 @@ from typing import Any
 
 from hookline.compiled.classify import placed
 from hookline.compiled.tables import spec_of
-from hookline.engine.actions import Action
-from hookline.engine.hook_actions import HookAction
+from hookline.engine import Action, HookAction
 
 
 class TracedFunctions:

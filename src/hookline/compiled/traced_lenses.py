@@ -1,90 +1,74 @@
 """Lenses inside a graph: `get` and `put` as functions that the compiler can trace.
 
-They call the lenses' own methods. Only where a lens looks up a value of an earlier event, in a variable of the thread
-that a graph cannot have, the value comes from `saved`, a list that one call of the graph fills.
+They call the lenses' own methods. What a formula needs of earlier events comes from `saved`, a list that one call of
+the graph fills, because a graph has none of what the engine keeps for a pass.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from hookline.engine.derived import Added, Difference, Unflatten
-from hookline.engine.lenses import Argument, Chain, First, Item, Lens
-from hookline.engine.points import Site
-from hookline.transformer.layout_lenses import Heads, Interleaved, Slice, Times
+from hookline.engine import Derived, Formula, Lens, Site, parts_of
 
 Get: TypeAlias = Callable[[Any, list[Any]], Any]
 """Takes the value at an event, and the values saved at earlier events."""
 Put: TypeAlias = Callable[[Any, Tensor, list[Any]], Any]
 
-_PURE = (First, Item, Argument, Slice, Heads, Interleaved, Times)
+
+def can_trace(lens: Lens) -> bool:
+    """Whether a lens can be traced: not if it remembers edits, or depends on more than tensors of the pass."""
+    return all(getattr(part, "is_root", False) or _is_traceable(part) for part in parts_of(lens))
 
 
-def needed_by(lens: Lens) -> Iterator[Site] | None:
-    """The sites whose values a lens looks up; None if it cannot be traced."""
-    if isinstance(lens, Chain):
-        parts = [needed_by(part) for part in lens.lenses]
-        return None if None in parts else (site for part in parts for site in part or ())
-    if isinstance(lens, Added | Difference):
-        inner = needed_by(lens.lens)
-        return None if inner is None else iter((lens.base, *inner))
-    if isinstance(lens, Unflatten):
-        return iter((lens.like,))
-    return iter(()) if isinstance(lens, _PURE) else None
+def _is_traceable(part: Lens) -> bool:
+    is_plain = isinstance(part, Formula) and not isinstance(part, Derived) and part.can_wait and part.needs_all
+    return is_plain and not any(map(callable, part.needs))  # type: ignore[attr-defined]
 
 
 def getter(lens: Lens, places: Mapping[Site, int]) -> Get:
     """`lens.get` for a graph; `places` says where in `saved` the value of a site is."""
-    if isinstance(lens, Chain):
-        gets = tuple(getter(part, places) for part in lens.lenses)
+    steps = [_step(part, "compute" if isinstance(part, Formula) else "get", places) for part in parts_of(lens)]
 
-        def chain(value: Any, saved: list[Any]) -> Any:
-            for get in gets:
-                value = get(value, saved)
-            return value
+    def get(value: Any, saved: list[Any]) -> Any:
+        for compute, needed in steps:
+            value = compute(value, *needed(saved))
+        return value
 
-        return chain
-    if isinstance(lens, Added | Difference):
-        inner, place, sign = getter(lens.lens, places), places[lens.base], 1 if isinstance(lens, Added) else -1
-        if sign == 1:
-            return lambda value, saved: saved[place] + inner(value, saved)
-        return lambda value, saved: inner(value, saved) - saved[place]
-    if isinstance(lens, Unflatten):
-        like = places[lens.like]
-        return lambda value, saved: value if value.ndim == 3 else value.unflatten(0, saved[like].shape[:2])
-    get = inspect.unwrap(type(lens).get)
-    return lambda value, _saved: get(lens, value)
+    return get
 
 
 def putter(lens: Lens, places: Mapping[Site, int]) -> Put:
     """`lens.put` for a graph."""
-    if isinstance(lens, Chain):
-        return _chained(lens, places)
-    if isinstance(lens, Added | Difference):
-        inner, place = putter(lens.lens, places), places[lens.base]
-        if isinstance(lens, Added):
-            return lambda value, tensor, saved: inner(value, tensor - saved[place], saved)
-        return lambda value, tensor, saved: inner(value, saved[place] + tensor, saved)
-    if isinstance(lens, Unflatten):
-        return lambda value, tensor, _saved: tensor if value.ndim == 3 else tensor.flatten(0, 1)
-    put = inspect.unwrap(type(lens).put)
-    return lambda value, tensor, _saved: put(lens, value, tensor)
+    outer = [getter(part, places) for part in parts_of(lens)[:-1]]
+    steps = [_step(part, "restore" if isinstance(part, Formula) else "put", places) for part in parts_of(lens)]
 
-
-def _chained(lens: Chain, places: Mapping[Site, int]) -> Put:
-    gets = tuple(getter(part, places) for part in lens.lenses)
-    puts = tuple(putter(part, places) for part in lens.lenses)
-
-    def chain(value: Any, tensor: Tensor, saved: list[Any]) -> Any:
-        outer = [value]
-        for get in gets[:-1]:
-            outer.append(get(outer[-1], saved))
-        for index in range(len(puts) - 1, -1, -1):
-            tensor = puts[index](outer[index], tensor, saved)
+    def put(value: Any, tensor: Tensor, saved: list[Any]) -> Any:
+        values = [value]
+        for get in outer:
+            values.append(get(values[-1], saved))
+        for index in range(len(steps) - 1, -1, -1):
+            restore, needed = steps[index]
+            tensor = restore(values[index], tensor, *needed(saved))
         return tensor
 
-    return chain
+    return put
+
+
+def _step(
+    part: Any, method: str, places: Mapping[Site, int]
+) -> tuple[Callable[..., Any], Callable[[list[Any]], list[Any]]]:
+    """The method of a lens, without what tests wrap around it, and what it needs, from what is saved."""
+    function = inspect.unwrap(getattr(type(part), method))
+    is_static = isinstance(inspect.getattr_static(type(part), method), staticmethod)
+    bound = function if is_static else MethodType(function, part)
+    sources = [(None, places[need]) if isinstance(need, Site) else (need, -1) for need in getattr(part, "needs", ())]
+
+    def needed(saved: list[Any]) -> list[Any]:
+        return [saved[place] if place >= 0 else number for number, place in sources]
+
+    return bound, needed

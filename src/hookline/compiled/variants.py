@@ -12,8 +12,7 @@ from torch import Tensor
 from hookline.compiled.options import CompileOptions
 from hookline.compiled.program import Program, Slot
 from hookline.compiled.tables import spec_of
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.points import Site
+from hookline.engine import HookAction, Site
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from hookline.engine import passes
 from hookline.engine._gradients.checkpointing import is_first_run, keep_for_second_run
 from hookline.engine._memory.outside import OwnedTensors, begin_sharing, end_sharing
-from hookline.engine._memory.structures import NoTensorError
 from hookline.engine._recording.deferred import Deferred
-from hookline.engine._sharding.split_values import processes
 from hookline.engine._torch.thread_state import set_grad_enabled
 from hookline.engine.calls import Count
+from hookline.engine.formulas import deferred
 from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Step
-from hookline.engine.signatures import parameters_of
 from hookline.engine.taps import Tap, tap_on
 from hookline.errors import HooklineError, UnavailablePointError
+from hookline.functions.signatures import parameters_of
+from hookline.values.structures import NoTensorError
 
 if TYPE_CHECKING:
     from hookline.engine._recording.recorder import Recorder
@@ -48,6 +48,8 @@ class Action:
     only_reads: ClassVar[bool] = False
     is_replayed: ClassVar[bool] = True
     """Whether it is done again when a checkpointed region recomputes."""
+    is_helper: ClassVar[bool] = False
+    """Whether it is there for other actions only, and does nothing to a value that it passes on."""
     can_wait: bool = False
     """Whether it also takes a value that is not computed yet: see `deferred.py`."""
     dir: ClassVar[Literal["fwd", "bwd"]] = "fwd"
@@ -100,6 +102,7 @@ class Begin(Action):
 
     turn = Turn.BEGIN
     is_replayed = False
+    is_helper = True
 
     def __init__(self, root: nn.Module, held: Callable[[], OwnedTensors] | None) -> None:
         super().__init__(prepend=True)
@@ -111,53 +114,14 @@ class Begin(Action):
         self.count.here().begin(self.tap, self.module)
         pass_state.starts_with_grad = torch.is_grad_enabled() or is_first_run()
         begin_sharing(self.module, value, self._held)
-        passes.text().begin(self.module, _by_name(self.module, value))
+        passes.text().begin(self.module, by_name(self.module, value))
         return value
 
 
-def _by_name(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
+def by_name(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
     """The arguments of a call by the names of the parameters."""
     args, kwargs = given
     return dict(zip(parameters_of(module)[0], args, strict=False)) | kwargs
-
-
-class CompareInputs(Action):
-    """At the input of a sharded model: its processes compare their hooks and inputs."""
-
-    turn = Turn.BEGIN
-    is_replayed = False
-
-    def __init__(self, root: nn.Module, hooks: Sequence[Action]) -> None:
-        super().__init__(prepend=True)
-        self.module, self.tap, self._hooks = root, tap_on(root, Kind.INPUT), hooks
-
-    def __call__(self, value: Any) -> Any:
-        """Raise if the hooks or the inputs of another process differ."""
-        processes[self.module].enter(self._hooks, _by_name(self.module, value))
-        return value
-
-
-class Compare(Action):
-    """At the end of a pass of a sharded model: its processes compare what the hooks did.
-
-    Not later, because gradients are collected where the hooks of this process have put activations back.
-    """
-
-    phase = Phase.BOUND
-    is_replayed = False
-
-    def __init__(self, root: nn.Module, hooks: Sequence[Action]) -> None:
-        super().__init__()
-        self.module, self.tap, self._hooks = root, tap_on(root, Kind.END), hooks
-
-    def __call__(self, value: Any) -> Any:
-        """Raise if a hook of another process did something else."""
-        error = self.count.here().raised()
-        if error is None:
-            processes[self.module].end(self._hooks)
-        else:  # torch drops an error that is raised here
-            processes[self.module].explain(error)
-        return value
 
 
 class BeginEncoder(Action):
@@ -173,7 +137,7 @@ class BeginEncoder(Action):
     def __call__(self, value: Any) -> Any:
         """Note the text, unless the whole model is running and has noted it."""
         if not self.count.here().is_on():
-            passes.text().begin_encoder(self.root, _by_name(self.module, value))
+            passes.text().begin_encoder(self.root, by_name(self.module, value))
         return value
 
 
@@ -182,6 +146,7 @@ class End(Action):
 
     phase = Phase.BOUND
     is_replayed = False
+    is_helper = True
 
     def __init__(self, root: nn.Module, after: WeakMethod[Callable[[], None]] | None) -> None:
         super().__init__()
@@ -302,7 +267,6 @@ class Record(PointAction):
             self.module, self.tap, self.turn = self.needs[0].module, self.needs[0].last_tap(), Turn.DERIVE
         self.must_fire = not recorder.skips_missing
         self.can_wait = recorder.defers
-        self.later = point.site.later if recorder.defers else None
 
     def __call__(self, value: Any) -> Any:
         """Keep the activation; the value continues unchanged."""
@@ -311,7 +275,7 @@ class Record(PointAction):
         if self.point.only is not None and not self.is_for_this_call():
             return value
         try:
-            x = self._later(value) if self.can_wait else self._get(value)
+            x = self._later(value) if self.can_wait else self._now(value)
         except NoTensorError as error:
             if self.recorder.skips_missing:
                 self.recorder.miss(self.point.name)
@@ -327,12 +291,10 @@ class Record(PointAction):
             super().refuse(why)
 
     def _later(self, value: Any) -> Tensor | Deferred:
-        x = None if self.later is None else self.later(value)
-        if x is not None:
-            return x
-        return self._get(value.compute() if type(value) is Deferred else value)
+        x = deferred(self.lens, value)
+        return self._now(value.compute() if type(value) is Deferred else value) if x is None else x
 
-    def _get(self, value: Any) -> Tensor:
+    def _now(self, value: Any) -> Tensor:
         if not self.is_derived or not torch.is_grad_enabled():
             return self.lens.get(value)
         try:  # outside the model's graph: a checkpoint would miss the tensors saved for it when it recomputes

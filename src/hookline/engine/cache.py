@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -16,12 +16,9 @@ from torch import Tensor
 
 from hookline.engine import passes
 from hookline.engine._compiler.untraced import outside_compiler
-from hookline.engine._memory.casting import check_cache_dtype, is_narrowed, overflow_problem, overflows
 from hookline.engine._memory.snapshots import address, separated
-from hookline.engine._memory.structures import NoTensorError
 from hookline.engine._recording.deferred import mapped, memory_of, read_once, some_of, without_data
-from hookline.engine.batch_index import Rows, checked_rows, of_rows
-from hookline.engine.grouping import grouped
+from hookline.engine._reports.grouping import grouped
 from hookline.errors import (
     HooklineError,
     HooklineWarning,
@@ -32,6 +29,9 @@ from hookline.errors import (
     users_level,
 )
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
+from hookline.values.casting import check_cache_dtype, is_narrowed, overflow_problem, overflows
+from hookline.values.rows import Rows, checked_rows, of_rows
+from hookline.values.structures import NoTensorError
 
 if TYPE_CHECKING:
     from hookline.engine.hooked import Hooked
@@ -162,7 +162,7 @@ class ActivationCache(Mapping[str, Tensor]):
             return new
 
         # Now, on the device that it would have been computed on.
-        return self._with(mapped(self._tensors, moved, is_now=True))
+        return self.mapped(moved, is_now=True)
 
     def remove_batch_dim(self) -> Self:
         """Return a cache without the batch axis, for a batch of one. Tensors without that axis stay as they are."""
@@ -171,7 +171,7 @@ class ActivationCache(Mapping[str, Tensor]):
         name, first = next(((name, x) for name, x in without_data(self._tensors) if x.ndim), ("", None))
         if first is not None and first.shape[0] != 1:
             raise ValueError(f"remove_batch_dim needs a batch of one, but {name!r} has shape {tuple(first.shape)}")
-        new = self._with(mapped(self._tensors, lambda x, _name: x[0] if x.ndim and x.shape[0] == 1 else x))
+        new = self.mapped(lambda x, _name: x[0] if x.ndim and x.shape[0] == 1 else x)
         new.has_batch_dim = False
         return new
 
@@ -216,6 +216,10 @@ class ActivationCache(Mapping[str, Tensor]):
         if self.forward_pass is not None:
             return self.forward_pass.span.rows
         return next((x.shape[0] for _, x in without_data(self._tensors) if x.ndim), 0)
+
+    def mapped(self, change: Callable[[Tensor, str], Tensor], *, is_now: bool = False) -> Self:
+        """Return a cache with `change(x, name)` of each activation; of one that is deferred when it is read."""
+        return self._with(mapped(self._tensors, change, is_now=is_now))
 
     def _with(self, tensors: MutableMapping[str, Tensor]) -> Self:
         new = type(self).__new__(type(self))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +15,6 @@ from hookline.engine.pass_state import pass_state
 
 if TYPE_CHECKING:
     from hookline.engine.taps import Tap
-
-
-@contextmanager
-def as_part_of_the_model() -> Iterator[None]:
-    """What the innermost hook calls in this context counts as calls of the model: it stands in for a part of it."""
-    pass_state.hooks -= 1
-    try:
-        yield
-    finally:
-        pass_state.hooks += 1
 
 
 class Calls:

@@ -52,6 +52,15 @@ class Delegate(nn.Module):
     if not TYPE_CHECKING:
         forward = _Forward()
 
+    @staticmethod
+    def original(module: nn.Module) -> nn.Module:
+        """A module itself, without the wrapper that `torch.compile` or `hookline.hook` puts around it."""
+        if isinstance(module, Delegate):
+            return Delegate.original(module.module)
+        if WRAPPED in module._modules:
+            return Delegate.original(module._modules[WRAPPED])  # type: ignore[arg-type]
+        return module
+
     def _run_module(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped module itself."""
         return self.module(*args, **kwargs)
@@ -115,15 +124,6 @@ class Delegate(nn.Module):
             "nn.DataParallel on several devices copies modules for every call, and the copies have no hooks: use "
             "DistributedDataParallel, or hookline.hook(nn.DataParallel(model)) on one device"
         )
-
-
-def original(module: nn.Module) -> nn.Module:
-    """The module itself, without the wrapper that `torch.compile` or `hookline.hook` puts around it."""
-    if isinstance(module, Delegate):
-        return original(module.module)
-    if WRAPPED in module._modules:
-        return original(module._modules[WRAPPED])  # type: ignore[arg-type]
-    return module
 
 
 def _delegated(name: str) -> Callable[..., Any]:

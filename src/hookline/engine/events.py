@@ -10,7 +10,7 @@ torch calls a module, and with it the tap on that event
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -18,12 +18,11 @@ from weakref import ref
 import torch
 from torch import nn
 
-from hookline.engine._compiler import compiling
+from hookline.engine._compiler import pausing
 from hookline.engine._gradients import checkpointing
 from hookline.engine._inner import interception
 from hookline.engine._memory.aliases import is_discarded
 from hookline.engine._memory.outside import is_whole
-from hookline.engine._memory.structures import NoTensorError
 from hookline.engine._reports import failures
 from hookline.engine._torch.checkpoint_regions import StopRecomputation, hooks_on_saved_tensors
 from hookline.engine._torch.graph_tasks import current_graph_task
@@ -34,6 +33,7 @@ from hookline.engine.order import Kind, arrange
 from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule, Step, active
 from hookline.errors import HookError
+from hookline.values.structures import NoTensorError
 
 if TYPE_CHECKING:
     from hookline.engine.actions import Action
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 _is_traced, _is_exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
 
 
+def ignore(_value: Any) -> None:
+    """The capture where there is none."""
+
+
 class Listener:
     """The part of a tap that torch calls; `taps.py` attaches it to its module."""
 
@@ -50,23 +54,26 @@ class Listener:
         self.kind = kind
         self.users: set[int] = set()
         self.permanent: tuple[Schedule, ...] = ()
+        self.alone: tuple[Schedule, ...] | None = None
+        """The runs of a thread in which nothing is done here but a capture."""
+        self.capture: Callable[[Any], None] = ignore
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         """Called by torch with `(module, args, kwargs)` or `(module, args, kwargs, output)`."""
-        if (_is_traced() or _is_exporting()) and compiling.leaves_hooks_out():
+        if (_is_traced() or _is_exporting()) and pausing.leaves_hooks_out():
             return None  # another thread hooks the module while this one compiles it
         if len(rest) != (1 if self.kind is Kind.INPUT else 2):
             return None  # another thread detached the tap meanwhile, so no run of this thread needs it
-        runs = active.get()
-        if len(runs) == 1 and runs[0].captures and (capture := runs[0].capture_at(self)) is not None:
+        if active.get() is self.alone and not (self.permanent or pass_state.hooks) and current_graph_task() == -1:
             given = (args, rest[0]) if self.kind is Kind.INPUT else rest[1]
-            return uncached(capture, given) if count_dispatch_modes() else capture(given)
-        before, pass_state.arguments = pass_state.arguments, (args, rest[0])
+            return uncached(self.capture, given) if count_dispatch_modes() else self.capture(given)
+        before = pass_state.arguments, pass_state.originals
+        pass_state.arguments, pass_state.originals = (args, rest[0]), ()
         value = pass_state.arguments if self.kind is Kind.INPUT else rest[1]
         try:
             new = interception.unintercepted(self.flow, value) if pass_state.interceptors else self.flow(value)
         finally:
-            pass_state.arguments = before
+            pass_state.arguments, pass_state.originals = before
         return None if new is value else new
 
     def flow(self: Any, value: Any) -> Any:
@@ -125,7 +132,7 @@ def edit(action: Edit, value: Any) -> Any:
     try:
         x = action.view.get(value)
     except NoTensorError as error:
-        raise failures.nothing_there(action, error) from error
+        raise action.nothing_there(error) from error
     given: Any  # the only reference to it besides those of the hook
     given, kept = action.lend(x)
     action.fired = True
@@ -157,7 +164,7 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
     """Call the user's function. Its errors are raised as a `HookError`, unless the model wants them unchanged."""
     before = pass_state.call, pass_state.hooks, pass_state.forward_pass, pass_state.at_hook
     recomputed = pass_state.is_recomputing, pass_state.starts_with_grad
-    saved = pass_state.saved, pass_state.memo
+    saved = pass_state.saved, pass_state.edited
     may_be_reentrant = pass_state.starts_with_grad and not torch.is_grad_enabled() and action.dir == "fwd"
     in_region = checkpointing.Absence() if may_be_reentrant or hooks_on_saved_tensors() is not None else None
     try:
@@ -165,7 +172,7 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
             pass_state.forward_pass = checkpointing.pass_in_second_run()
         pass_state.call, pass_state.hooks, pass_state.at_hook = call, pass_state.hooks + 1, pass_state.forward_pass
         if pass_state.saved:  # the hook may run the model, which saves other values at the same sites
-            pass_state.saved, pass_state.memo = pass_state.saved.copy(), pass_state.memo.copy()
+            pass_state.saved, pass_state.edited = pass_state.saved.copy(), pass_state.edited.copy()
         return action.invoke(given, action.point)
     except StopRecomputation:  # not a failure: torch has recomputed all that it needs
         raise
@@ -177,7 +184,7 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
     finally:
         pass_state.call, pass_state.hooks, pass_state.forward_pass, pass_state.at_hook = before
         pass_state.is_recomputing, pass_state.starts_with_grad = recomputed
-        pass_state.saved, pass_state.memo = saved
+        pass_state.saved, pass_state.edited = saved
         if in_region is not None:
             in_region.end(action)
 

@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from hookline.engine import passes
 from hookline.engine._memory.aliases import copy_of, is_passed_through, write_through
-from hookline.engine._memory.casting import choices_at
+from hookline.engine._memory.results import fit
 from hookline.engine._memory.snapshots import Loan, has_own_memory, is_as_lent, lend
 from hookline.engine._reports.failures import hook_error
 from hookline.engine._sharding.split_values import completing, processes
 from hookline.engine._staying.registration import Registration
 from hookline.engine._torch.hooks_on_modules import hooks_on_gradients
 from hookline.engine.actions import PointAction
-from hookline.engine.callbacks import Caller, OnError, called_in_style, caller
-from hookline.engine.events import composed
+from hookline.engine.events import call_hook, composed
 from hookline.engine.order import Kind, Phase
-from hookline.engine.results import fit
 from hookline.engine.schedule import Step
 from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
+from hookline.functions.callers import Caller, called_in_style, caller
+from hookline.functions.signatures import code_of
+from hookline.types import OnError
+from hookline.values.casting import Choices
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
+
+
+def choices_at(point: Any) -> Choices | None:
+    """Return the valid indices at a point of chosen experts or token ids; None for other points."""
+    if point.site.choices is not None:
+        return point.site.choices
+    if point.site.kind is not Kind.INPUT:
+        return None
+    embed = getattr(point.site.module, "base_layer", point.site.module)
+    return Choices("token", embed.num_embeddings) if isinstance(embed, nn.Embedding) else None
 
 
 class PositionScope:
@@ -58,6 +72,9 @@ class PositionScope:
         return None if self._unreached is None else self._unreached.message()
 
 
+_CALLS_HOOK = code_of(call_hook)
+
+
 class HookAction(PointAction):
     """Calls a user's hook at a point."""
 
@@ -82,6 +99,24 @@ class HookAction(PointAction):
         """How to call the hook."""
         return caller(self.hook)
 
+    fit = fit
+    """Check what a hook returned, and make it what continues: `action.fit(result, like)`."""
+    is_passed_through = staticmethod(is_passed_through)
+    """Whether a tensor at the output of a module is an argument of that call, or a view of one."""
+
+    def error(self, what: str, original: BaseException | None = None) -> HookError:
+        """The error that names this hook and its point."""
+        return hook_error(what, self, original)
+
+    @staticmethod
+    def is_called_in(frame: FrameType) -> bool:
+        """Whether a frame calls a hook."""
+        return frame.f_code is _CALLS_HOOK
+
+    def nothing_there(self, error: LookupError) -> HookError:
+        """The error for a point without a tensor."""
+        return self.error(f"has nothing to work on: {error}", error)
+
     def only_at(self, partial: Any) -> None:
         """Note that the hook is for some positions only: `partial` is what `positions.at` returned."""
         self.reach = PositionScope(partial)
@@ -105,6 +140,8 @@ class Edit(HookAction):
     phase = Phase.EDIT
     fitted_result = fit  # as a method: (result, x, given)
     lend = staticmethod(lend)
+    is_loan_unchanged = staticmethod(is_as_lent)
+    """Whether a hook certainly did not write to what it was lent: `is_loan_unchanged(*loan)`."""
     _has_warned = False
 
     def __init__(self, point: HookPoint, hook: Callable[..., Any], *, prepend: bool = False) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._compiler import compiling
+from hookline.engine._compiler import pausing
 from hookline.engine._compiler.untraced import verbs
 from hookline.engine._gradients.gradients import GradientRecord
 from hookline.engine._gradients.replicas import watch_gradients
@@ -25,18 +25,17 @@ from hookline.engine._staying.permanent import StayingHooks, keep
 from hookline.engine._undo.blocks import end_all
 from hookline.engine.actions import Action, Record
 from hookline.engine.cache import ActivationCache
-from hookline.engine.callbacks import HookFunction, HookObject, OnError, check_on_error, hook_pairs, is_none
+from hookline.engine.callbacks import HookObject, hook_pairs, is_none
 from hookline.engine.hook_actions import HookAction
-from hookline.engine.keywords import check_option, own_arguments
-from hookline.engine.names import Filter, PointDict, Points
+from hookline.engine.names import PointDict, Points
 from hookline.engine.plan import Plan, make_plan
-from hookline.engine.points import Direction, HookPoint, check_direction, hook_action, is_chosen
+from hookline.engine.points import HookPoint
 from hookline.engine.runs import Run, open_runs
-from hookline.engine.signatures import parameters_of
 from hookline.errors import HookError, HooklineError
-
-HookList: TypeAlias = Iterable[tuple[Filter, HookFunction] | HookObject]
-"""Hooks with the names of their points; a hook object that declares its own target needs no name."""
+from hookline.functions.callers import check_on_error
+from hookline.functions.keywords import check_option, own_arguments
+from hookline.functions.signatures import parameters_of
+from hookline.types import Direction, Filter, HookFunction, HookList, OnError
 
 
 @verbs
@@ -105,7 +104,7 @@ class Hooked:
 
     def _hook_actions(self, fwd_hooks: HookList, bwd_hooks: HookList) -> list[HookAction]:
         return [
-            hook_action(point, hook, direction)
+            point.action(hook, direction)
             for direction, pairs in (("fwd", fwd_hooks), ("bwd", bwd_hooks))
             for names, hook in hook_pairs(pairs, f"{direction}_hooks")
             for point in self._at(names)
@@ -333,7 +332,7 @@ class Hooked:
 
         It is active in every thread and for every way of calling the model. Returns the function that removes it.
         """
-        actions = [hook_action(point, hook, dir, prepend=prepend) for point in self._points.select(name)]
+        actions = [point.action(hook, dir, prepend=prepend) for point in self._points.select(name)]
         self._attach(actions)
         for action in actions:
             action.registration.is_permanent, action.registration.level = is_permanent, level
@@ -351,11 +350,7 @@ class Hooked:
         level: int | None = None,
     ) -> None:
         """Remove every hook that was added; the hooks of open contexts end with their contexts."""
-        check_direction(direction, "fwd", "bwd", "both")
-        for permanent in self._points.permanent_hooks():
-            permanent.remove(
-                lambda hook: self._points.has(hook.module) and is_chosen(hook, direction, including_permanent, level)
-            )
+        self._points.remove_hooks(direction, including_permanent=including_permanent, level=level)
 
     def reset_hooks(
         self,
@@ -386,7 +381,7 @@ class Hooked:
 
     def _run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model, and report added hooks that did not fire."""
-        if compiling.is_traced() and compiling.leaves_hooks_out():
+        if pausing.is_traced() and pausing.leaves_hooks_out():
             return forward(*args, **kwargs)  # the graph runs only while no hooks are attached
         if not open_runs():
             output = run_and_report(self._points, forward, args, kwargs)

@@ -6,27 +6,18 @@ itself unchanged. Every lens obeys three laws, and the tests check them for each
     get(put(value, tensor)) == tensor
     put(value, get(value)) == value
     put(put(value, a), b) == put(value, b)
+
+Those here find a tensor of the model in the value. `formulas.py` has lenses that compute another one from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from hookline.engine._memory.structures import (
-    NoTensorError,
-    Path,
-    first_tensor,
-    look,
-    replaced,
-    tensor_paths,
-    tensors_in,
-)
-from hookline.engine._recording.deferred import Deferred, kept
+from hookline.values.structures import NoTensorError, Path, first_tensor, look, replaced, tensor_paths, tensors_in
 
 
 @runtime_checkable
@@ -43,6 +34,8 @@ class First:
 
     A backbone returns its last hidden state, and again as the last one of all: who uses the second gets the edit too.
     """
+
+    is_root: ClassVar[bool] = True
 
     def get(self, value: Any) -> Tensor:
         if type(value) is tuple and value and isinstance(value[0], Tensor):
@@ -64,6 +57,8 @@ class First:
 class Item:
     """The tensor at a path of keys: `Item((1, 0))` is `value[1][0]`."""
 
+    is_root: ClassVar[bool] = True
+
     path: Path
 
     def get(self, value: Any) -> Tensor:
@@ -81,6 +76,8 @@ class Argument:
     position or by keyword; only the first `positional` of them can be passed by position. Without a `key` the lens is
     for the first tensor, in the order of the parameters.
     """
+
+    is_root: ClassVar[bool] = True
 
     parameters: tuple[str, ...]
     key: int | str | None = None
@@ -152,58 +149,15 @@ FIRST = First()
 
 def chained(*lenses: Lens) -> Lens:
     """The composition of lenses."""
-    flat = tuple(each for lens in lenses for each in (lens.lenses if isinstance(lens, Chain) else (lens,)))
+    flat = tuple(part for lens in lenses for part in parts_of(lens))
     return flat[0] if len(flat) == 1 else Chain(flat)
 
 
-_ROOTS = (First, Item, Argument)
-"""Lenses that return a tensor of the model."""
-
-Later: TypeAlias = Callable[[Any], Deferred | None]
-"""Takes the value at an event. Returns None if what the tensor is computed from cannot be shared."""
-
-
 def is_root(lens: Lens) -> bool:
-    """Whether its tensor is one of the model."""
-    return isinstance(lens, _ROOTS)
+    """Whether its tensor is one of the model: it is in the value as it is."""
+    return getattr(lens, "is_root", False)
 
 
-def is_pure(lens: Lens) -> bool:
-    """Whether its tensor is computed from the value only, which is a tensor, and from numbers."""
-    return bool(getattr(lens, "is_pure", False))
-
-
-def later(lens: Lens) -> Later | None:
-    """Return what defers the tensor that a lens sees; None if it is to be computed at once, or already there."""
-    first, *rest = lens.lenses if isinstance(lens, Chain) else (lens,)
-    start: Any
-    if is_pure(first):
-        start, rest = _as_it_is, [first, *rest]
-    else:
-        start = partial(_seen, first) if is_root(first) else getattr(first, "later", None)
-    if start is None or not all(map(is_pure, rest)) or (not rest and is_root(first)):
-        return None
-    return partial(_applied, start, [each.get for each in rest]) if rest else start
-
-
-def _applied(start: Callable[[Any], Any], functions: list[Any], value: Any) -> Deferred | None:
-    x = start(value)
-    for function in functions if x is not None else ():
-        x = Deferred(function, x)
-    return x
-
-
-def _as_it_is(value: Any) -> Any:
-    return value if type(value) is Deferred else kept(value)
-
-
-def _seen(lens: Lens, value: Any) -> Tensor | None:
-    return kept(lens.get(value))
-
-
-def deferred(lens: Lens, value: Any) -> Deferred | Tensor | None:
-    """Return a snapshot of the tensor that a lens sees, or what computes it; None if it can be neither."""
-    if is_root(lens):
-        return kept(lens.get(value))
-    defer = later(lens)
-    return None if defer is None else defer(value)
+def parts_of(lens: Lens) -> tuple[Lens, ...]:
+    """The lenses that a lens is a chain of, the outermost first."""
+    return lens.lenses if isinstance(lens, Chain) else (lens,)

@@ -20,28 +20,35 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import translate
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
-from hookline.engine._inner.plain_attention import NAMES, HeadAxis, PlainAttentionTap, heads_of
+from hookline.engine._inner.plain_attention import NAMES, HeadAxis, heads_of
 from hookline.engine._memory.outside import OwnedTensors, held_in
 from hookline.engine._recording.lineage import Lineage, is_exact
 from hookline.engine._recording.ready import ReadyRuns
 from hookline.engine._sharding.split_values import check_items, completing, preparations, why_refused
+from hookline.engine._staying.added_hooks import active_hooks
 from hookline.engine._staying.permanent import PermanentHooks
-from hookline.engine.delegate import original
+from hookline.engine.delegate import Delegate
+from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
 from hookline.engine.order import Kind
-from hookline.engine.passes import Stream
-from hookline.engine.points import HookPoint, Site
-from hookline.engine.signatures import parameters_of
-from hookline.errors import HooklineError, UnavailablePointError, UnknownPointError, a_type, no_match, unknown_point
-
-Filter: TypeAlias = (
-    str | int | tuple[Any, ...] | nn.Module | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
+from hookline.engine.points import HookPoint, Site, check_direction, is_chosen, remove_from_contexts
+from hookline.engine.taps import lock
+from hookline.errors import (
+    HooklineError,
+    UnavailablePointError,
+    UnknownPointError,
+    a_type,
+    how_many,
+    no_match,
+    unknown_point,
 )
+from hookline.functions.signatures import is_called, parameters_of
+from hookline.types import Filter, Stream
 
 _EVENT = re.compile(r"(?:(?P<path>.*)[.:]|:?)(?P<event>input|output|q|k|scores|pattern)")
 _KINDS = {"input": Kind.INPUT, "output": Kind.OUTPUT, **NAMES}
@@ -58,7 +65,7 @@ class Points:
     """
 
     def __init__(self, root: nn.Module, standing: PermanentHooks, *, only_placed: bool = False) -> None:
-        self.root, self.permanent, self._only_placed = original(root), standing, only_placed
+        self.root, self.permanent, self._only_placed = Delegate.original(root), standing, only_placed
         for prepare in preparations:
             prepare(self.root)
         self.hint: Callable[[str], str] = lambda _name: ""
@@ -77,15 +84,40 @@ class Points:
         self._asked: dict[str, HookPoint] = {}
         self._selected: dict[str | tuple[str, ...] | None, list[HookPoint]] = {}
         self.ready_runs = ReadyRuns()
-        events = [*self._walk(self.root, "")]
+        self._events = [*self._walk(self.root, "")]
         self._children_then = [dict(children) for children in self._children]
         self._held = held_in(self.root)
         self._placed = [module for module in self._paths if isinstance(module, HookPoint)]
         self._shared = {module for path, module in self._modules.items() if self._paths.get(module) != path}
         self._first_paths = {**self._paths, **self._first_paths}
-        self._native = {point.name: point for point in (self._point(*event) for event in events)}
-        self.hook_dict = self._list()
-        self._listed_at = {(point.site, point.only): name for name, point in self.hook_dict.items()}
+        for placed in self._placed:
+            self._point(placed, Kind.OUTPUT)
+        self._native_points: dict[str, HookPoint] | None = None  # made when they are needed
+        self._listed: tuple[dict[str, HookPoint], dict[tuple[Site, int | None], str]] | None = None
+
+    @property
+    def _native(self) -> dict[str, HookPoint]:
+        """The points at the inputs and outputs of all modules."""
+        if self._native_points is None:
+            with lock:  # of two threads, both get the points of the first
+                if self._native_points is None:
+                    points = [self._point(*event) for event in self._events]
+                    self._native_points = {point.name: point for point in points}
+        return self._native_points
+
+    @property
+    def hook_dict(self) -> dict[str, HookPoint]:
+        """The points with a name of their own, in the order in which they fire."""
+        return self._listing()[0]
+
+    def _listing(self) -> tuple[dict[str, HookPoint], dict[tuple[Site, int | None], str]]:
+        """The points by name, and the names by site and call."""
+        if self._listed is None:
+            with lock:
+                if self._listed is None:
+                    points = self._list()
+                    self._listed = points, {(point.site, point.only): name for name, point in points.items()}
+        return self._listed
 
     def _list(self) -> dict[str, HookPoint]:
         """The points of `hook_dict`, in the order in which they fire."""
@@ -98,7 +130,7 @@ class Points:
         self._modules[path] = module
         if module in self._paths:  # shared under another name, and so is everything below it
             for below, child in module.named_modules(prefix=path, remove_duplicate=False):
-                self._modules[below] = original(child)
+                self._modules[below] = Delegate.original(child)
             return
         self._paths[module] = path
         if isinstance(module, torch.jit.ScriptModule):
@@ -109,7 +141,7 @@ class Points:
             yield module, Kind.INPUT
         for name, child in module._modules.items():
             if child is not None:
-                yield from self._walk(original(child), f"{path}.{name}" if path else name)
+                yield from self._walk(Delegate.original(child), f"{path}.{name}" if path else name)
         if has_points:
             yield module, Kind.OUTPUT
 
@@ -123,7 +155,6 @@ class Points:
                 point = module.join(name, self.permanent)
             else:
                 site = Site(module, kind, lens_of(module, kind), stream=self._stream_of(module))
-                site = replace(site, tap_type=PlainAttentionTap) if kind.is_inner else site
                 listed = self._inside(module, kind) if kind.is_inner else None
                 point = listed or HookPoint.at_site(name, site, self.permanent)
             self._points[module, kind] = point
@@ -233,11 +264,11 @@ class Points:
 
     def canonical_name(self, name: str) -> str:
         """The one name for all names of a point: `fc1` for `fc1.output`."""
-        point = self._named(name)
-        if (point.site, point.only) in self._listed_at:
-            return self._listed_at[point.site, point.only]
+        point, (_, names) = self._named(name), self._listing()
+        if (point.site, point.only) in names:
+            return names[point.site, point.only]
         call = "" if point.only is None else f"#{point.only}"
-        return self._listed_at.get((point.site, None), point.canonical_name) + call
+        return names.get((point.site, None), point.canonical_name) + call
 
     def name_of(self, asked: object) -> str:
         """The name of a point given as a point, or as a shorthand that this model understands."""
@@ -269,6 +300,29 @@ class Points:
             return self._named(point.name).site == point.site
         except UnknownPointError:
             return False
+
+    def active_hooks(self) -> list[HookAction]:
+        """The enabled hooks that may change activations: added ones, and those of open contexts."""
+        return active_hooks(self)
+
+    def added_hooks_text(self) -> str:
+        """How many hooks are added, for the end of a list in a model's repr; empty if there are none."""
+        count = len(self.permanent.hooks())
+        return f", {how_many(count, 'hook')} added" if count else ""
+
+    def remove_hooks(
+        self, direction: str, *, including_permanent: bool, level: int | None, of_contexts: bool = False
+    ) -> None:
+        """Remove the hooks that were added; with `of_contexts` also those of open contexts that allow it."""
+        check_direction(direction, "fwd", "bwd", "both")
+
+        def is_meant(hook: HookAction) -> bool:
+            return self.has(hook.module) and is_chosen(hook, direction, including_permanent, level)
+
+        for permanent in self.permanent_hooks():
+            permanent.remove(is_meant)
+        if of_contexts:
+            remove_from_contexts(is_meant)
 
     def blocks(self) -> list[nn.Module] | None:
         """The layers of a transformer, in order; None for other networks."""
@@ -354,7 +408,7 @@ class Points:
     def _own(self, asked: nn.Module) -> HookPoint:
         """A point or module given as a filter, if it is in this model."""
         if not isinstance(asked, HookPoint):
-            module = original(asked)
+            module = Delegate.original(asked)
             if module not in self._paths:
                 hint = "That module is not in this model."
                 raise unknown_point(type(module).__name__, self.hook_dict, hint=hint)
@@ -376,13 +430,6 @@ class PointDict(dict[str, HookPoint]):
 
     def __missing__(self, name: str) -> HookPoint:
         return self._points.find(name)
-
-
-def is_called(module: nn.Module) -> bool:
-    """Whether the module can run; a ModuleList only holds others."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return True  # the class of a traced module raises an error if it is asked for its `forward`
-    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
 def lens_of(module: nn.Module, kind: Kind, keys: tuple[int | str, ...] = ()) -> Lens:

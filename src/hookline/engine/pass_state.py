@@ -6,15 +6,30 @@ A hook may run the model: `events.call_hook` keeps what belongs to the pass arou
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from hookline.engine._inner.interception import FunctionInterceptor
     from hookline.engine._memory.outside import PreexistingMemory
-    from hookline.engine.schedule import ModuleCall
+    from hookline.engine.derived import Derived
+    from hookline.engine.points import Site
+    from hookline.types import ModuleCall
+
+
+@dataclass(slots=True)
+class Saved:
+    """What passed at a site in this pass, for points that need it."""
+
+    x: Any
+    snapshot: Tensor | None = None
+    """A snapshot of it, once there is one."""
+    parts: dict[Any, Any] = field(default_factory=dict)
+    """What was computed from it."""
 
 
 class PassState(threading.local):
@@ -27,16 +42,16 @@ class PassState(threading.local):
         """The number of the call of its module that the innermost hook sees."""
         self.arguments: Any = None
         """The arguments of the module call whose tap a value passes."""
+        self.originals: Sequence[Any] = ()
+        """The caller's own tensors and containers, in whose place that module got others."""
         self.sent: dict[int, Any] = {}
         """Tensors that replaced the caller's: see `aliases.py`."""
         self.copies: dict[int, Any] = {}
         """Lists and dicts that did: see `containers.py`."""
-        self.saved: dict[Any, Any] = {}
-        """What earlier events left for points that need it: by site; by lens, for an edit of a derived tensor."""
-        self.memo: dict[Any, Any] = {}
-        """What was computed from it since."""
-        self.has_edits = False
-        """Whether a derived tensor may have been edited."""
+        self.saved: dict[Site, Saved] = {}
+        """What passed at earlier events, for points that need it."""
+        self.edited: dict[Derived, tuple[Tensor, Tensor]] = {}
+        """The derived tensors that were edited: what each was computed from, and what it is now."""
         self.forward_pass: Any = None
         """The forward pass of a language model: a `text.forward_pass.ForwardPass`."""
         self.at_hook: Any = None
@@ -57,6 +72,15 @@ class PassState(threading.local):
         """Whether a graph is running that was compiled with the hooks in it."""
         self.left_out = ""
         """Why passes run without our graphs; empty if they do not."""
+
+    @contextmanager
+    def as_part_of_the_model(self) -> Iterator[None]:
+        """What the innermost hook calls in this context counts as calls of the model: it stands in for a part of it."""
+        self.hooks -= 1
+        try:
+            yield
+        finally:
+            self.hooks += 1
 
 
 pass_state = PassState()

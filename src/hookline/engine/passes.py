@@ -1,18 +1,15 @@
 """What the engine asks about the text of a forward pass; `hookline.text` answers.
 
 The engine works on any module. Where a language model runs, actions and caches also need the positions of the text that
-a pass covers. `hookline.text` registers its answers here with `use`; until then, nothing is known about texts.
+a pass covers. `hookline.text` registers its answers with `TextSupport.use`; until then, nothing is known about texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from torch import Tensor, nn
-
-Stream: TypeAlias = Literal["text", "encoder", "image"]
-"""What a point's positions belong to: the text, the input of an encoder beside a decoder, or the patches of images."""
 
 
 class Unreached(Protocol):
@@ -30,6 +27,10 @@ class Unreached(Protocol):
 
 class TextSupport:
     """The answers for a network without text."""
+
+    def use(self) -> None:
+        """Ask this about texts from now on."""
+        _in_use[0] = self
 
     def begin(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         """A forward pass of a whole model begins."""
@@ -51,11 +52,6 @@ class TextSupport:
 
 
 _in_use = [TextSupport()]
-
-
-def use(support: TextSupport) -> None:
-    """Ask this about texts from now on."""
-    _in_use[0] = support
 
 
 def text() -> TextSupport:

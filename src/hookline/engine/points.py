@@ -12,62 +12,71 @@ from torch import Tensor, nn
 from hookline.engine import taps
 from hookline.engine._compiler.untraced import outside_compiler
 from hookline.engine._gradients.gradients import BackwardHook
-from hookline.engine._memory.casting import Choices
+from hookline.engine._inner.attention_steps import AttentionTap, is_expected
+from hookline.engine._inner.plain_attention import PlainAttentionTap
+from hookline.engine._inner.router import RouterTap
 from hookline.engine._staying.permanent import PermanentHooks, keep
 from hookline.engine.actions import UNKNOWN
 from hookline.engine.callbacks import HookObject
+from hookline.engine.formulas import Formula
 from hookline.engine.hook_actions import Edit, HookAction
-from hookline.engine.lenses import FIRST, Later, Lens, later
+from hookline.engine.lenses import FIRST, Lens, parts_of
 from hookline.engine.order import Kind
 from hookline.engine.pass_state import pass_state
-from hookline.engine.passes import Stream
 from hookline.engine.schedule import active
 from hookline.errors import HooklineError
+from hookline.types import Direction, Stream
+from hookline.values.casting import Choices
 
 if TYPE_CHECKING:
     from hookline.engine.derived import Consequence
-
-Direction = Literal["fwd", "bwd"]
 
 
 @dataclass(frozen=True)
 class Site:
     """Where a point is: an event of a module, and the lens that finds the tensor in its value.
 
-    `needs` are the sites whose values the lens looks up, and `effects` the sites where an edit takes effect; `stage`
-    orders the points of one event along the data flow.
+    `effects` are where an edit takes effect, if not there; `stage` orders the points of one event along the data flow.
     """
 
     module: nn.Module
     kind: Kind
     lens: Lens = FIRST
-    needs: tuple[Site, ...] = ()
     effects: tuple[Consequence, ...] = ()
     stage: int = 0
     stream: Stream = field(default="text", compare=False)
     """What the positions of its value belong to."""
     choices: Choices | None = field(default=None, compare=False)
     """The valid indices, if its value has indices."""
-    tap_type: type[taps.Tap] = field(default=taps.Tap, compare=False)
-    """The class of its tap; events inside a module have their own."""
 
     def __hash__(self) -> int:
         return id(self.module) ^ self.stage
 
     @cached_property
+    def needs(self) -> tuple[Site, ...]:
+        """The sites whose values its lens is computed from, each after those that it needs itself."""
+        formulas = [part for part in parts_of(self.lens) if isinstance(part, Formula)]
+        sources = [need for formula in formulas for need in formula.needs if isinstance(need, Site)]
+        return tuple(dict.fromkeys(site for source in sources for site in (*source.needs, source)))
+
+    @cached_property
     def tap(self) -> taps.Tap:
         """The tap on that event."""
-        return taps.tap_on(self.module, self.kind, make=self.tap_type)
+        return taps.tap_on(self.module, self.kind, make=_tap_type(self.module, self.kind))
 
     def last_tap(self) -> taps.Tap:
         """The tap behind other people's torch hooks on that event, if there are any now."""
         is_last = taps.has_foreign_hooks(self.module, self.kind)
         return taps.tap_on(self.module, self.kind, late=True) if is_last else self.tap
 
-    @cached_property
-    def later(self) -> Later | None:
-        """What defers the tensor: see `lenses.later`."""
-        return later(self.lens)
+
+def _tap_type(module: nn.Module, kind: Kind) -> type[taps.Tap]:
+    """The class of the taps at an event: those inside a module know what to look for there."""
+    if not kind.is_inner:
+        return taps.Tap
+    if kind is Kind.ROUTER:
+        return RouterTap
+    return AttentionTap if is_expected(module) else PlainAttentionTap
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,10 @@ class HookHandle:
         """Remove the hook, also from an open context that allows it."""
         self._action.point.permanent.remove(lambda other: other is self._action)
         remove_from_contexts(lambda other: other is self._action)
+
+
+_NEW_MODULE = {key: type(value) if isinstance(value, dict | set) else value for key, value in vars(nn.Module()).items()}
+"""The attributes of a new module, and the classes of those that each module has for itself."""
 
 
 class HookPoint(nn.Module):
@@ -119,7 +132,8 @@ class HookPoint(nn.Module):
     def at_site(cls, name: str, site: Site, standing: PermanentHooks, axes: str = "", only: int | None = None) -> Self:
         """Return a point at a site, with `only` for that call of its module only."""
         point = cls.__new__(cls)
-        nn.Module.__init__(point)
+        # As `nn.Module.__init__`, which sets each attribute in its own way, and would take most of `hookline.hook`.
+        vars(point).update({key: value() if callable(value) else value for key, value in _NEW_MODULE.items()})
         point._become(name, site, standing, axes, only)
         return point
 
@@ -216,6 +230,17 @@ class HookPoint(nn.Module):
             raise HooklineError(f"the point {self.name!r} is in no numbered layer")
         return int(numbers[0])
 
+    def action(self, hook: Callable[..., Any], dir: str = "fwd", *, prepend: bool = False) -> HookAction:
+        """Return the action that calls `hook` here; mistakes are raised here, not during the run."""
+        check_direction(dir, "fwd", "bwd")
+        if isinstance(hook, HookObject):
+            return hook.action(self, dir, prepend=prepend)
+        return (Edit if dir == "fwd" else BackwardHook)(self, hook, prepend=prepend)
+
+    def backward_action(self, hook: Callable[..., Any], *, prepend: bool = False) -> HookAction:
+        """Return the action that calls `hook` with the gradient here, also if it is an object."""
+        return BackwardHook(self, hook, prepend=prepend)
+
     @outside_compiler
     def add_hook(
         self,
@@ -232,7 +257,7 @@ class HookPoint(nn.Module):
 
         Returns the function that removes it.
         """
-        action = hook_action(self, hook, dir, prepend=prepend)
+        action = self.action(hook, dir, prepend=prepend)
         action.registration.is_permanent = is_permanent
         if level is not None:
             action.registration.level = level
@@ -333,11 +358,3 @@ def remove_from_contexts(unwanted: Callable[[HookAction], bool]) -> None:
         gone = {each for each in hooks if each.registration.level and unwanted(each)}
         if gone:
             run.set([each for each in run.actions if each not in gone])
-
-
-def hook_action(point: HookPoint, hook: Callable[..., Any], dir: str, *, prepend: bool = False) -> HookAction:
-    """Return the action that calls `hook` at `point`; mistakes are raised here, not during the run."""
-    check_direction(dir, "fwd", "bwd")
-    if isinstance(hook, HookObject):
-        return hook.action(point, dir, prepend=prepend)
-    return (Edit if dir == "fwd" else BackwardHook)(point, hook, prepend=prepend)

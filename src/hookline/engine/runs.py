@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
-from weakref import WeakKeyDictionary, ref
+from typing import Any, Self
+from weakref import ref
 
 import torch
 from torch import nn
 
-from hookline.engine._compiler import compiling
+from hookline.engine._compiler import pausing
 from hookline.engine._compiler.untraced import leave_compiled_code, untraced
 from hookline.engine._gradients.checkpointing import is_first_run, is_second_run
 from hookline.engine._inner import interception
-from hookline.engine._memory.outside import OwnedTensors
+from hookline.engine._inner.inner import InnerTap, scope_of
+from hookline.engine._memory.outside import OwnedTensors, sharing
 from hookline.engine._memory.snapshots import stop_sharing
 from hookline.engine._reports.reports import (
     missed_by,
@@ -25,25 +26,23 @@ from hookline.engine._reports.reports import (
     report_silent,
     report_skipped,
 )
+from hookline.engine._sharding.comparing import Compare, CompareInputs
 from hookline.engine._sharding.split_values import processes
-from hookline.engine._staying.permanent import permanent_hooks_of
+from hookline.engine._staying.permanent import PermanentHooks
 from hookline.engine._staying.registration import Registration
 from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before
 from hookline.engine._torch.interrupts import cover_entry
 from hookline.engine._torch.mode_stacks import count_function_modes
 from hookline.engine._undo.blocks import UndoBlock
 from hookline.engine._undo.modes import remove_ended
-from hookline.engine.actions import Action, Compare, CompareInputs, PointAction, bounds, numbers
-from hookline.engine.derived import with_needs
+from hookline.engine.actions import Action, PointAction, bounds, numbers
+from hookline.engine.helpers import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.order import Kind
 from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule, active
-from hookline.engine.taps import Tap, has_foreign_hooks, lock
+from hookline.engine.taps import Tap, acquire_all, has_foreign_hooks, lock, release_all
 from hookline.errors import HookError, HooklineError
-
-attached_modules: WeakKeyDictionary[nn.Module, Callable[[], Mapping[str, nn.Module] | None]] = WeakKeyDictionary()
-"""Returns the modules that a model calls without having them as submodules, by path. They may refer to the model."""
 
 
 class Run(Schedule, UndoBlock):
@@ -76,6 +75,9 @@ class Run(Schedule, UndoBlock):
         super().__init__([*self._bounds, *every])
         self._backward = [action for action in self.actions if action.dir == "bwd"]
         self._modules = {action.tap: action.module for action in self.actions}
+        self._taps = {tap: module for tap, module in self._modules.items() if not tap.kind.is_inner}
+        inner = [(module, type(tap)) for tap, module in self._modules.items() if isinstance(tap, InnerTap)]
+        self._scopes = {scope_of(module): (module, tap_type) for module, tap_type in inner}
         self.root = root
         self._elsewhere: dict[nn.Module, str] = {}
         self._holders: set[int] = set()
@@ -117,7 +119,7 @@ class Run(Schedule, UndoBlock):
         if self._others is not None and not self.is_one_pass:  # a single pass compares them when it begins
             self._others.begin(self.actions)
         if not self.is_one_pass and self._is_outermost():
-            permanent = permanent_hooks_of(self.root)
+            permanent = PermanentHooks.of(self.root)
             permanent.settle()
             permanent.forget_missed()
         self._depth, self._hooks = len(pass_state.interceptors), pass_state.hooks
@@ -174,6 +176,11 @@ class Run(Schedule, UndoBlock):
         for action in self.actions:
             action.order = next(numbers)
 
+    def call(self, inputs: Mapping[str, Any]) -> Any:
+        """Call the model itself in this run, and return its output."""
+        with sharing(self.root, inputs):
+            return self.root(**inputs)
+
     def open(self) -> Self:
         """Attach everything."""
         if not self._depth and count_function_modes():
@@ -205,28 +212,30 @@ class Run(Schedule, UndoBlock):
 
     def retain(self, holder: object) -> None:
         """Stay attached to the modules for `holder`."""
-        with compiling.tracing_lock(), lock:
+        with pausing.tracing_lock(), lock:
             self._holders.add(id(holder))
-            compiling.pause(self)
+            pausing.pause(self)
             self.attach()
 
     def release(self, holder: object) -> None:
         """Undo `retain`; without holders every module is as it was."""
-        with compiling.tracing_lock(), lock:
+        with pausing.tracing_lock(), lock:
             self._holders.discard(id(holder))
             if not self._holders:
                 self.detach()
-                compiling.resume(self)
+                pausing.resume(self)
 
     def attach(self) -> None:
         """Attach the taps to the modules."""
-        for tap, module in self._modules.items():
-            tap.acquire(module, self)
+        acquire_all(self._taps, self)
+        for scope, (module, tap_type) in self._scopes.items():
+            scope.acquire(module, tap_type, id(self))
 
     def detach(self) -> None:
         """Undo `attach`. Safe to call twice."""
-        for tap, module in self._modules.items():
-            tap.release(module, self)
+        release_all(self._taps, self)
+        for scope, (module, _) in self._scopes.items():
+            scope.release(module, id(self))
 
     def note(self, failure: HookError) -> None:
         """A hook has failed in the forward pass going on."""
@@ -262,13 +271,13 @@ class Run(Schedule, UndoBlock):
         if not self.is_one_pass:
             self._report_replaced()
             if self._is_outermost():
-                missed += permanent_hooks_of(self.root).missed()
+                missed += PermanentHooks.of(self.root).missed()
         if missed:
             report_missed(missed)
 
     def _report_replaced(self) -> None:
         """Warn of hooks that have fired, but whose module has been replaced since."""
-        attached = attached_modules.get(self.root, dict)() or {}
+        attached = PermanentHooks.of(self.root).attached() or {}
         there = {module for each in (self.root, *attached.values()) for module in each.modules()}
         gone = [each for each in self._hook_actions if each.fired and each.module not in there]
         report_silent(gone, has_run=True, why={each: not_current(each) for each in gone})
@@ -291,8 +300,7 @@ def clear_state() -> None:
     """Drop what only a run needs, if none is open in this thread."""
     if not (pass_state.hooks or (active.get() and open_runs())):
         pass_state.saved.clear()
-        pass_state.memo.clear()
-        pass_state.has_edits = False
+        pass_state.edited.clear()
         pass_state.forward_pass = None
         pass_state.sent.clear()
         pass_state.copies.clear()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 
-from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine.calls import Count
 from hookline.engine.order import arrange
 
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
 Step: TypeAlias = Callable[[Any], Any]
 """Takes the value at an event, and returns the value to continue with."""
 
-ModuleCall: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-"""Takes the arguments of a module's call, and returns its value."""
-
 
 class Schedule:
     """The actions of one run, or the permanent hooks of a model, by the tap that they wait at."""
@@ -31,10 +26,6 @@ class Schedule:
     """Whether its actions are to be taken. A context that was left may still be in the `active` of another task."""
     is_one_pass = False
     """Whether it lasts for a single forward pass."""
-    captures: Mapping[Tap, Callable[[Any], None]] = MappingProxyType({})
-    """What it does at taps where it only records, if no other schedule acts there: see `captures.py`."""
-    ways: Mapping[nn.Module, ModuleCall] = MappingProxyType({})
-    """What it does with calls of modules that it leads: see `detours.py`."""
 
     def __init__(self, actions: Sequence[Action] = ()) -> None:
         self.actions: Sequence[Action] = ()
@@ -43,19 +34,9 @@ class Schedule:
         self.count = self.new_count()
         self.set(actions)
 
-    def with_hooks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module that it leads, at which others act too."""
-        raise NotImplementedError
-
     def hooked_modules(self) -> set[nn.Module]:
         """The modules that its actions are at."""
         return {action.module for action in self.actions}
-
-    def capture_at(self, tap: Any) -> Callable[[Any], None] | None:
-        """Return what it does at a tap if it only records there, and is the only one that acts there now."""
-        capture = self.captures.get(tap)
-        is_alone = capture is not None and not tap.permanent and self.is_open
-        return capture if is_alone and current_graph_task() == -1 else None
 
     def new_count(self) -> Count:
         """Where its calls are counted: each schedule has a count of its own."""

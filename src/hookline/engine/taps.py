@@ -7,6 +7,7 @@ happens when torch calls it; this file attaches and detaches it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -16,14 +17,7 @@ from hookline.engine._gradients import checkpointing
 from hookline.engine._torch import need_basics
 from hookline.engine._torch.frames import callers
 from hookline.engine._torch.graph_tasks import current_graph_task
-from hookline.engine._torch.hooks_on_modules import (
-    always_after,
-    hooks_after,
-    hooks_before,
-    keywords_after,
-    keywords_before,
-    new_number,
-)
+from hookline.engine._torch.hooks_on_modules import HookPlace, hooks_after, hooks_before, put_all, take_all
 from hookline.engine._undo import blocks
 from hookline.engine.calls import is_call_of
 from hookline.engine.events import Listener
@@ -34,14 +28,16 @@ lock = blocks.interrupt_safe(threading.RLock())
 """Held while taps are attached to modules or detached."""
 
 
-class Tap(Listener):
+class Tap(Listener, HookPlace):
     """A torch hook on one event of one module."""
 
     def __init__(self, kind: Kind, *, late: bool = False) -> None:
-        super().__init__(kind)
+        Listener.__init__(self, kind)
         need_basics()
         self.late = late
-        self.key = new_number()  # a number that torch assigns to no other hook
+        # First, so that other people's hooks see what we changed; a late tap last, to see what they changed.
+        is_first = not late and kind is not Kind.END
+        HookPlace.__init__(self, is_before=kind is Kind.INPUT, is_first=is_first, is_always=kind is Kind.END)
 
     def tell_other_threads(self) -> None:
         """No run of this thread listens here."""
@@ -50,42 +46,35 @@ class Tap(Listener):
     def acquire(self, module: nn.Module, user: object) -> None:
         """Attach to `module` for `user`."""
         self.users.add(id(user))
-        hooks, flags = self._places(module)
-        if self.key in hooks:
-            if self.late:
-                hooks.move_to_end(self.key)  # behind those that others have added since
-            return
-        # The same as torch's `register_forward_hook`, without the handle, which costs as much as everything else; and
-        # in an order in which an interrupt leaves nothing that `release` does not find.
-        for flag in flags:
-            flag[self.key] = True
-        hooks[self.key] = self
-        # First, so that other people's hooks see what we changed; a late tap last, to see what they changed.
-        if not self.late and self.kind is not Kind.END:
-            hooks.move_to_end(self.key, last=False)
+        put_all([(self, module, self)])
 
     def release(self, module: nn.Module, user: object) -> None:
         """Undo `acquire`; without users the module is as it was. Safe to call twice."""
         self.users.discard(id(user))
         if not self.users:
-            hooks, flags = self._places(module)
-            for place in (hooks, *flags):
-                place.pop(self.key, None)
-
-    def _places(self, module: nn.Module) -> tuple[Any, list[dict[int, bool]]]:
-        """Where torch keeps hooks of this kind, and the flags that it keeps about them."""
-        if self.kind is Kind.INPUT:
-            return hooks_before(module), [keywords_before(module)]
-        flags = [keywords_after(module)]
-        if self.kind is Kind.END:
-            flags.append(always_after(module))
-        return hooks_after(module), flags
+            take_all([(self, module, self)])
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise HooklineError(
             "a model cannot be copied or pickled while hooks are on it: leave the context, or call "
             "reset_hooks(including_permanent=True), first"
         )
+
+
+def acquire_all(taps: Mapping[Tap, nn.Module], user: object) -> None:
+    """Attach taps to their modules for `user`, at once."""
+    number = id(user)
+    for tap in taps:
+        tap.users.add(number)
+    put_all([(tap, module, tap) for tap, module in taps.items()])
+
+
+def release_all(taps: Mapping[Tap, nn.Module], user: object) -> None:
+    """Undo `acquire_all`. Safe to call twice."""
+    number = id(user)
+    for tap in taps:
+        tap.users.discard(number)
+    take_all([(tap, module, tap) for tap, module in taps.items() if not tap.users])
 
 
 def tell_other_threads(users: set[int], where: nn.Module | Tap) -> None:
@@ -110,6 +99,11 @@ def tap_on(module: nn.Module, kind: Kind, *, late: bool = False, make: type[Tap]
         if tap is None:
             tap = _taps[module][kind, late] = make(kind, late=late)
         return tap
+
+
+def taps_of(module: nn.Module) -> list[Tap]:
+    """The taps of a module, attached or not."""
+    return list(_taps.get(module, {}).values())
 
 
 def has_foreign_hooks(module: nn.Module, kind: Kind) -> bool:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Along, ByMetric, Line, ran

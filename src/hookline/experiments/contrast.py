@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.ablation import Components, Selection
 from hookline.experiments.core.continuations import continued

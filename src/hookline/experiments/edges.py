@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.batch_index import drawn_once
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import agreement, check_gradients, checked_options, sampled
 from hookline.experiments.core.continuations import prompt_pair
@@ -25,6 +24,7 @@ from hookline.experiments.result import BASELINES, Result, TopCells
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
+from hookline.values.rows import drawn_once
 
 __all__ = ["EdgeScores", "edges"]
 

@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hookline.engine._memory.snapshots import snapshot
+from hookline.engine import snapshot
 from hookline.errors import HooklineError
 from hookline.experiments.core.logit_reads import (
     Read,

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.engine.cache import ActivationCache
+from hookline.engine import ActivationCache
 from hookline.errors import HooklineError, how_many, warn
 from hookline.experiments.core.continuations import continued, prompt_pair
 from hookline.experiments.core.labels import about, number_text, said_points

@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.engine.batch_index import drawn_once
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.labels import Label, about, said_points
@@ -25,6 +24,7 @@ from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import RowChange, Variant, index_of, write_all
 from hookline.rerun.strategy import Strategy
+from hookline.values.rows import drawn_once
 
 __all__ = ["path_patch"]
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.edits import add
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.answers import cached_run, checked_text
 from hookline.explore.live_edits import applied, edited

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._undo.blocks import interrupt_safe
+from hookline.engine import undo
 from hookline.explore.question import Question
 from hookline.explore.shared_runs import clean_logits, logits_at_position
 from hookline.model import HookedModel
@@ -33,7 +33,7 @@ class Remembered:
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[bytes, Any, list[Warning]]] = {}
-        self._lock = interrupt_safe(threading.Lock())
+        self._lock = undo.interrupt_safe(threading.Lock())
 
     @contextmanager
     def used(self) -> Iterator[None]:

@@ -20,8 +20,7 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from hookline.engine._undo.blocks import interrupt_safe
-from hookline.engine.cache import ActivationCache
+from hookline.engine import ActivationCache, undo
 from hookline.experiments import logit_lens
 from hookline.experiments.core.answers import cached_run, checked_text
 from hookline.experiments.core.prompts import Prompts
@@ -44,7 +43,7 @@ class SharedRuns:
     def __init__(self, most: int = MOST_KEPT) -> None:
         self.most = most
         self._kept: dict[tuple[str, int, Hashable], ModelCache | Tensor] = {}
-        self._lock = interrupt_safe(threading.Lock())
+        self._lock = undo.interrupt_safe(threading.Lock())
 
     @property
     def n_bytes(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from hookline.engine._undo.blocks import interrupt_safe
+from hookline.engine import undo
 from hookline.errors import HooklineError
 from hookline.explore.question import LiveEdit
 from hookline.explore.session import Asked, Session
@@ -38,7 +38,11 @@ class ExplorerWidget(anywidget.AnyWidget):
     height = traitlets.Int().tag(sync=True)
 
     def __init__(self, session: Session, *, state: Data, height: int) -> None:
-        self._session, self._shown, self._lock = session, list[tuple[Data, Data]](), interrupt_safe(threading.Lock())
+        self._session, self._shown, self._lock = (
+            session,
+            list[tuple[Data, Data]](),
+            undo.interrupt_safe(threading.Lock()),
+        )
         super().__init__(state={"edits": [], **state}, about=session.described, height=height)
         self.on_msg(self._receive)
 

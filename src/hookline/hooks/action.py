@@ -10,32 +10,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hookline.engine._memory.aliases import is_passed_through
-from hookline.engine._memory.snapshots import Loan, lend, snapshot
-from hookline.engine._memory.structures import NoTensorError, first_tensor, look, replaced, tensor_paths, tensors_in
-from hookline.engine._reports.failures import hook_error, nothing_there
-from hookline.engine._staying.registration import Registration
-from hookline.engine.hook_actions import Edit, HookAction
-from hookline.engine.lenses import FIRST, Chain
-from hookline.engine.names import lens_of
-from hookline.engine.order import Kind
-from hookline.engine.pass_state import pass_state
-from hookline.engine.points import HookPoint, Site
-from hookline.engine.results import fit
-from hookline.engine.schedule import Step
-from hookline.engine.taps import Tap, tap_on
+from hookline.engine import (
+    FIRST,
+    Edit,
+    HookAction,
+    HookPoint,
+    Kind,
+    Registration,
+    Site,
+    lens_of,
+    parts_of,
+    pass_state,
+    snapshot,
+)
 from hookline.errors import InvalidHookError, a_type
 from hookline.hooks.context import HookContext
-from hookline.hooks.values import WHOLE, arguments_of, copied, is_as_it_was, needs_grad
+from hookline.hooks.values import WHOLE, Loans, arguments_of, copied, is_as_it_was, needs_grad
+from hookline.values.structures import NoTensorError, first_tensor, look, replaced, tensor_paths, tensors_in
 
 if TYPE_CHECKING:
-    from hookline.engine._staying.permanent import PermanentHooks
-    from hookline.engine.callbacks import Caller
+    from hookline.engine import PermanentHooks
+    from hookline.functions.callers import Caller
     from hookline.hooks.hook import Hook
 
 here: ContextVar[HookPoint | None] = ContextVar("hookline_here", default=None)
@@ -50,26 +50,6 @@ def being_at(point: HookPoint) -> Iterator[None]:
         yield
     finally:
         here.reset(token)
-
-
-class _Arguments(Site):
-    """The arguments of a module's call, after all hooks."""
-
-    @cached_property
-    def tap(self) -> Tap:
-        """Behind all other taps at the input."""
-        return tap_on(self.module, self.kind, late=True)
-
-
-class _Release:
-    """Drops the arguments that were saved for the hook objects at an output."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
-    def __call__(self, value: Any) -> Any:
-        pass_state.saved.pop(self.site, None)
-        return value
 
 
 class _ObjectRegistration(Registration):
@@ -122,12 +102,6 @@ class ObjectEdit(Edit):
         elif _is_own_output(point):
             self.view = WHOLE
         self._must_fire = True
-        # The arguments of the call that the output belongs to.
-        site = point.site
-        is_output = site.kind is Kind.OUTPUT
-        self.before = _Arguments(site.module, Kind.INPUT, arguments_of(site.module)) if is_output else None
-        if self.before is not None:
-            self.needs = (*self.needs, self.before)
         if hook.on_error is not None:
             self.on_error = hook.on_error
 
@@ -144,23 +118,26 @@ class ObjectEdit(Edit):
     def must_fire(self, value: bool) -> None:
         self._must_fire = value
 
-    def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:
-        """Append the step; the arguments stay saved until the last hook object has seen them."""
-        steps[:] = [step for step in steps if not isinstance(step, _Release)]
+    def extend(self, steps: list[Callable[[Any], Any]], *, is_replay: bool = False) -> None:
+        """Append the step."""
         super().extend(steps, is_replay=is_replay)
         steps[-1] = partial(_if_enabled, self, steps[-1])
-        if self.before is not None:
-            steps.append(_Release(self.before))
 
-    def lend(self, x: Any) -> tuple[Any, dict[int, Loan]]:  # type: ignore[override]
+    def lend(self, x: Any) -> tuple[Any, Loans]:  # type: ignore[override]
         """A copy of the structure with a snapshot of each tensor, and the loans."""
         try:
             first_tensor(x)
         except NoTensorError as error:
-            raise nothing_there(self, error) from error
-        loans: dict[int, Loan] = {}
+            raise self.nothing_there(error) from error
+        loans: Loans = {}
         self.registration.last_fired = object()
-        return copied(x, lambda tensor: _lent(tensor, loans)), loans
+
+        def lent(tensor: Tensor) -> Tensor:
+            loan = Edit.lend(tensor)
+            loans[id(loan[0])] = loan
+            return loan[0]
+
+        return copied(x, lent), loans
 
     def is_as_lent(self, given: Any, kept: Any, x: Any) -> bool:
         """Whether the hook left what it was given unchanged."""
@@ -168,7 +145,9 @@ class ObjectEdit(Edit):
 
     def wants_gradient(self, given: Any, x: Any) -> bool:
         """Whether the hook may have kept what it was given with its graph; not if the caller continues with `x`."""
-        return needs_grad(given) and not (self.tap.kind is Kind.OUTPUT and any(map(is_passed_through, tensors_in(x))))
+        return needs_grad(given) and not (
+            self.tap.kind is Kind.OUTPUT and any(map(self.is_passed_through, tensors_in(x)))
+        )
 
     def passed_on(self, value: Any, x: Any, given: Any) -> Any:  # noqa: ARG002 (a structure has no single original)
         """The value with the tensors that the hook saw."""
@@ -180,17 +159,16 @@ class ObjectEdit(Edit):
     def fitted_result(self, result: Any, x: Any, given: Any) -> Any:  # type: ignore[override]
         """What the hook returned, with a snapshot of each tensor, in the structure of `x`."""
         if isinstance(x, Tensor):
-            return fit(self, result, x)
+            return self.fit(result, x)
         if self.takes_call:
             return self._fitted_call(result, x)
         if isinstance(result, Tensor):
             result = replaced(given, first_tensor(x), result)
         paths = list(tensor_paths(x))
         if list(tensor_paths(result)) != paths:
-            raise hook_error(
+            raise self.error(
                 f"returned {_shown(result)}; it must return None, the first tensor, or {a_type(x)} "
-                f"with tensors at the same places: {_places(paths)}",
-                self,
+                f"with tensors at the same places: {_places(paths)}"
             )
         return self._with_fitted(result, x, paths)
 
@@ -200,13 +178,10 @@ class ObjectEdit(Edit):
 
     def _fitted_call(self, result: Any, x: Any) -> Any:
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            raise hook_error(
-                f"returned {_shown(result)}; before a module runs it must return None or (args, kwargs)", self
-            )
+            raise self.error(f"returned {_shown(result)}; before a module runs it must return None or (args, kwargs)")
         if not isinstance(result[0], tuple | list):
-            raise hook_error(
-                f"returned (args, kwargs) with {a_type(result[0])} for args: it must be a tuple, as in ((x,), kwargs)",
-                self,
+            raise self.error(
+                f"returned (args, kwargs) with {a_type(result[0])} for args: it must be a tuple, as in ((x,), kwargs)"
             )
         result = (tuple(result[0]), result[1])
         before = set(tensor_paths(x))
@@ -214,7 +189,7 @@ class ObjectEdit(Edit):
 
     def _with_fitted(self, result: Any, x: Any, paths: list[Any]) -> Any:
         for path in paths:
-            result = replaced(result, path, fit(self, look(result, path), look(x, path)))
+            result = replaced(result, path, self.fit(look(result, path), look(x, path)))
         return result
 
     def _invoke(self, given: Any, point: HookPoint) -> Any:
@@ -224,26 +199,22 @@ class ObjectEdit(Edit):
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the module's call; none where they are not known, inside the module."""
-        return copied(pass_state.saved.get(self.before or self, ((), {})), snapshot)
+        if self.tap.kind.is_inner:
+            return (), {}
+        return copied(arguments_of(self.module).get(pass_state.arguments), snapshot)
 
 
-def _if_enabled(action: ObjectEdit, step: Step, value: Any) -> Any:
+def _if_enabled(action: ObjectEdit, step: Callable[[Any], Any], value: Any) -> Any:
     """Take the step unless the hook object is disabled."""
     if not action.hook.is_enabled() and not pass_state.is_recomputing:
         return value
     if action.tap.kind is not Kind.INPUT or action.takes_call:
         return step(value)
-    pass_state.saved[action] = value  # the arguments, for a hook on one of them
+    before, pass_state.arguments = pass_state.arguments, value  # as the hooks before it left them
     try:
         return step(value)
     finally:
-        pass_state.saved.pop(action, None)
-
-
-def _lent(x: Tensor, loans: dict[int, Loan]) -> Tensor:
-    loan = lend(x)
-    loans[id(loan[0])] = loan
-    return loan[0]
+        pass_state.arguments = before
 
 
 class ObjectRead(ObjectEdit):
@@ -265,8 +236,8 @@ class ObjectRead(ObjectEdit):
 
     def fitted_result(self, result: Any, x: Any, given: Any) -> Any:  # type: ignore[override]  # noqa: ARG002
         """A detector must return None."""
-        raise hook_error(
-            f"returned {_shown(result[0])}, but a Detector only reads: derive from Controller to change values", self
+        raise self.error(
+            f"returned {_shown(result[0])}, but a Detector only reads: derive from Controller to change values"
         )
 
 
@@ -276,8 +247,8 @@ def input_point_of(point: HookPoint, describe: Callable[[], str]) -> HookPoint:
     whole = lens_of(site.module, Kind.INPUT)
     if site.kind is Kind.INPUT and site.lens == whole:
         return point
-    first = whole.lenses if isinstance(whole, Chain) else (whole,)
-    if site.kind is Kind.INPUT and isinstance(site.lens, Chain) and site.lens.lenses[: len(first)] == first:
+    first = parts_of(whole)
+    if site.kind is Kind.INPUT and parts_of(site.lens)[: len(first)] == first:
         return HookPoint.at_site(point.name, Site(site.module, Kind.INPUT, whole), point.permanent)
     names_module = not point.axes or point.name.lstrip("-").isdigit()
     is_output = site.kind is Kind.OUTPUT and site.lens == lens_of(site.module, Kind.OUTPUT)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hookline.engine._inner.plain_attention import NAMES
-from hookline.engine.names import is_called
+from hookline.engine import attention
 from hookline.errors import HooklineError, NeverFiredWarning
+from hookline.functions.signatures import is_called
 from hookline.pages.text_tables import table
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class AttentionReport:
     @property
     def points(self) -> list[str]:
         """The names of all points inside attention."""
-        return [_point(path, name) for path in self.patterns for name in NAMES]
+        return [_point(path, name) for path in self.patterns for name in attention.NAMES]
 
     @property
     def is_sound(self) -> bool:
@@ -88,8 +88,8 @@ class _Check:
 
     def problems(self, path: str) -> list[str]:
         """What does not hold of the points of a module."""
-        values: dict[str, list[Tensor]] = {name: [] for name in NAMES}
-        reads = [(self._name(path, name), _keeping(values[name])) for name in NAMES]
+        values: dict[str, list[Tensor]] = {name: [] for name in attention.NAMES}
+        reads = [(self._name(path, name), _keeping(values[name])) for name in attention.NAMES]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NeverFiredWarning)
             wrong = [] if self._is_close(self._run(reads)) else ["reading changes the output"]
@@ -103,7 +103,7 @@ class _Check:
             hidden = scores.eq(-torch.inf).all(-1, keepdim=True)
             if not torch.allclose(expected.masked_fill(hidden, 0.0), pattern.double(), atol=1e-3):
                 wrong.append("the pattern is not the softmax of the scores")
-        for name in NAMES:
+        for name in attention.NAMES:
             point = self._name(path, name)
             if len(values[name]) > 1:  # an edit of one of several
                 point += "#0"

@@ -12,7 +12,7 @@ from hookline.errors import HooklineError
 from hookline.text.forward_pass import processors, tokenizers
 
 if TYPE_CHECKING:
-    from hookline.engine.hooked import Hooked
+    from hookline.engine import Hooked
     from hookline.hooks.registry import Registry
 
 contexts: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()

@@ -7,14 +7,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from hookline.engine._memory.structures import NoTensorError
-from hookline.engine.callbacks import caller
-from hookline.engine.lenses import FIRST
-from hookline.engine.names import Filter
-from hookline.engine.points import HookPoint
+from hookline.engine import FIRST, HookPoint
 from hookline.errors import InvalidHookError
+from hookline.functions.callers import caller
 from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.hook import Hook, HookType
+from hookline.types import Filter
+from hookline.values.structures import NoTensorError
 
 
 class Controller(Hook):

@@ -13,6 +13,7 @@ copied when the edit is made.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import reduce
 from typing import Any, ClassVar, Self
@@ -21,13 +22,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from hookline.engine._gradients.gradients import BackwardHook
-from hookline.engine.batch_index import one_draw
-from hookline.engine.callbacks import HookObject
-from hookline.engine.hook_actions import Edit, HookAction
-from hookline.engine.pass_state import pass_state
-from hookline.engine.points import HookPoint
-from hookline.engine.schedule import Step
+from hookline.engine import Edit, HookAction, HookObject, HookPoint, pass_state
 from hookline.errors import HooklineError
 from hookline.hooks import edit_fields as check
 from hookline.hooks.edit_fields import Units, checked, described, edit_field, is_same, shown
@@ -35,6 +30,7 @@ from hookline.hooks.fitting import averaged, broadcast, check_float, chosen, hea
 from hookline.text.at_positions import at
 from hookline.text.outliers import Outliers
 from hookline.text.token_positions import Positions
+from hookline.values.rows import one_draw
 
 _log = logging.getLogger("hookline")
 
@@ -109,7 +105,9 @@ class DataEdit(HookObject):
             head_axis(point)
         if self.neuron is not None and point.axes.split()[-1:] in (["p"], ["k"]):
             raise HooklineError(f"neuron= indexes the last axis, which at {point.name!r} is an axis of positions")
-        return (EditAction if dir == "fwd" else BackwardHook)(point, self, prepend=prepend)
+        if dir == "bwd":
+            return point.backward_action(self, prepend=prepend)
+        return EditAction(point, self, prepend=prepend)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -139,7 +137,7 @@ class EditAction(Edit):
             self.invoke = at(edit.pos, edit.everywhere)
             self.only_at(self.invoke)
 
-    def extend(self, steps: list[Step], *, is_replay: bool = False) -> None:
+    def extend(self, steps: list[Callable[[Any], Any]], *, is_replay: bool = False) -> None:
         """Append the step, unless the mask selects nothing."""
         if not self.is_idle:
             super().extend(steps, is_replay=is_replay)

@@ -9,17 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._memory.snapshots import snapshot
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.lenses import FIRST
-from hookline.engine.names import Filter
-from hookline.engine.pass_state import pass_state
-from hookline.engine.points import HookPoint
-from hookline.engine.runs import clear_state
-from hookline.engine.schedule import active
-from hookline.engine.signatures import parameters_of
+from hookline.engine import FIRST, HookAction, HookPoint, open_runs, pass_state, snapshot, undo
 from hookline.errors import HooklineError, InvalidHookError, a_type
+from hookline.functions.signatures import parameters_of
 from hookline.hooks.hook import Hook, HookType
+from hookline.types import Filter
 
 ACTIVATIONS = "activations"
 
@@ -91,7 +85,7 @@ class Detector(Hook):
     def check_points(self, points: list[HookPoint]) -> None:
         """Raise an error if it would be at two places at once: what it reads at one would replace the other."""
         if self._actions() and not pass_state.hooks:
-            clear_state()
+            undo.clear_state()
             gc.collect()  # it may be on a model that is no longer in use
         places = [f"{_how(action)} at {action.point.name!r}{_of_another(action, points)}" for action in self._actions()]
         places += [repr(point.name) for point in points]
@@ -104,7 +98,7 @@ class Detector(Hook):
     def _actions(self) -> list[HookAction]:
         """Its actions: registered or added, on any model, or in a context that is open here."""
         standing = [action for follower in self.followers if follower.root() is not None for action in follower.hooks()]
-        running = [action for run in active.get() if run.is_open for action in run.actions]
+        running = [action for run in open_runs() for action in run.actions]
         return [action for action in [*standing, *running] if isinstance(action, HookAction) and action.hook is self]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.files.tensorfile import BAD_CONTENT, check_is_file, make_folder, read_json, reason, write_bytes
 from hookline.hooks.data_edits import EDITS, DataEdit

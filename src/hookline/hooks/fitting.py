@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.engine._memory.casting import cast
 from hookline.errors import HooklineError
 from hookline.hooks.edit_fields import Units
 from hookline.text.outliers import Outliers, Outlying, RowMean, is_outlying, row_norms
+from hookline.values.casting import cast
 
 
 def like(value: Any, x: Tensor) -> Tensor:

@@ -12,16 +12,16 @@ from weakref import WeakSet, ref
 
 from torch import nn
 
-from hookline.engine.callbacks import HookObject, OnError, binds, check_on_error
-from hookline.engine.names import Filter, Points
-from hookline.engine.points import HookPoint
+from hookline.engine import HookObject, HookPoint, Points
 from hookline.errors import HooklineError, InvalidHookError, UnknownHookPointError, UnknownPointError
+from hookline.functions.callers import binds, check_on_error
 from hookline.hooks.action import ObjectEdit, ObjectRead, here, input_point_of
 from hookline.hooks.context import context_of
 from hookline.hooks.values import in_order, out_of_order
+from hookline.types import Filter, OnError
 
 if TYPE_CHECKING:
-    from hookline.engine._staying.permanent import PermanentHooks
+    from hookline.engine import PermanentHooks
 
 _OF_THE_MODEL = ("_given_context", "_root", "followers")
 """Attributes that belong to the models that a hook is used on: copies and pickles do not have them."""

@@ -7,17 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from hookline.engine._compiler.untraced import verbs
-from hookline.engine._sharding.split_values import check_not_sharded
-from hookline.engine._staying.added_hooks import added_hooks_text
-from hookline.engine._staying.permanent import permanent_hooks_of
-from hookline.engine.delegate import Delegate
-from hookline.engine.hooked import Hooked
-from hookline.engine.names import Points
-from hookline.engine.points import HookPoint
-from hookline.engine.schedule import active
-from hookline.engine.signatures import parameters_of
+from hookline.engine import Delegate, Hooked, HookPoint, PermanentHooks, Points, compiling, open_runs, sharding
 from hookline.errors import HooklineError, how_many
+from hookline.functions.signatures import parameters_of
 from hookline.hooks.attention_check import AttentionReport, check_attention
 from hookline.hooks.registry import Registry
 from hookline.text.forward_pass import begin_pass
@@ -28,14 +20,14 @@ _TEXT = frozenset(["input_ids", "inputs_embeds", "decoder_input_ids", "decoder_i
 
 def note_text(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Note where the text of an input is, in whose positions edits and caches count; contexts do so themselves."""
-    runs = active.get()
+    runs = open_runs()
     if runs and False not in [run.is_one_pass for run in runs]:
         names = parameters_of(root)[0]
         if not _TEXT.isdisjoint(names) or (kwargs and not _TEXT.isdisjoint(kwargs)):
             begin_pass(root, dict(zip(names, args, strict=False)) | kwargs, is_only=True)
 
 
-@verbs
+@compiling.verbs
 class HookedModule(Hooked, Delegate):
     """Any nn.Module, wrapped but not changed: attributes that the wrapper does not define are the module's.
 
@@ -60,7 +52,11 @@ class HookedModule(Hooked, Delegate):
         if isinstance(module, torch.jit.ScriptModule):
             raise HooklineError("torch does not support hooks on a ScriptModule: wrap the original module")
         Delegate.__init__(self, module)
-        self._points = Points(module, permanent_hooks_of(module))
+        self._points = self._find_points()
+
+    def _find_points(self) -> Points:
+        """The points of the module."""
+        return Points(self.module, PermanentHooks.of(self.module))
 
     @property
     def registry(self) -> Registry:
@@ -101,12 +97,12 @@ class HookedModule(Hooked, Delegate):
         return vars(self).get("_outer", self.module)
 
     def __getstate__(self) -> dict[str, Any]:
-        check_not_sharded(self._points.root, "copying or pickling")
+        sharding.check_not_sharded(self._points.root, "copying or pickling")
         return {name: value for name, value in vars(self).items() if name not in ("_points", "_store")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._points = Points(self.module, permanent_hooks_of(self.module))
+        self._points = self._find_points()
 
     def __getitem__(self, key: Any) -> Any:
         return self.module[key]  # type: ignore[index]
@@ -117,7 +113,7 @@ class HookedModule(Hooked, Delegate):
         return (
             f"HookedModule({type(self.module).__name__}: {how_many(modules, 'module')}, "
             f"{how_many(parameters, 'parameter')}, {how_many(len(self.hook_dict), 'point')}"
-            f"{added_hooks_text(self._points)})"
+            f"{self._points.added_hooks_text()})"
         )
 
 
@@ -147,7 +143,7 @@ class HookedRootModule(nn.Module, Hooked):
         hidden = [name for name in self._modules if hasattr(type(self), name)]
         if hidden:
             raise HooklineError(f"HookedRootModule has its own attributes {hidden}: rename these modules")
-        vars(self)["_hookline"] = Points(self, permanent_hooks_of(self), only_placed=True)
+        vars(self)["_hookline"] = Points(self, PermanentHooks.of(self), only_placed=True)
         for name, point in self.named_modules():
             if isinstance(point, HookPoint):
                 point.name = name  # replaces the name that an inner model gave it

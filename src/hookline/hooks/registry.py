@@ -10,19 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from hookline.engine._compiler.untraced import verbs
-from hookline.engine.callbacks import HookFunction, HookObject, refuse_class
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.names import Filter, is_called
-from hookline.engine.points import HookPoint, hook_action
+from hookline.engine import HookAction, HookObject, HookPoint, compiling
 from hookline.errors import HookError, HooklineError, InvalidHookError
+from hookline.functions.callers import refuse_class
+from hookline.functions.signatures import is_called
 from hookline.hooks.hook import Hook, HookType, hook_type_of
+from hookline.types import Filter, HookFunction
 
 if TYPE_CHECKING:
-    from hookline.engine.hooked import Hooked
+    from hookline.engine import Hooked
 
 
-@verbs
+@compiling.verbs
 class Registry:
     """The hooks registered on a model, each with an id.
 
@@ -67,7 +66,7 @@ class Registry:
             _set_type(hook, hook_type_of(hook_type))
         try:
             point = self._point(layer_signature, hook)
-            action = hook_action(point, hook, "fwd", prepend=prepend)
+            action = point.action(hook, prepend=prepend)
             action.registration.id = new = self._new_id(hook, hook_id)
             action.registration.is_permanent = True
             if isinstance(hook, HookObject):

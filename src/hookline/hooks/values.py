@@ -8,17 +8,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from hookline.engine._memory.snapshots import Loan, is_as_lent
-from hookline.engine._memory.structures import children, look, map_tensors, tensor_paths
-from hookline.engine._sharding.split_values import completing
-from hookline.engine.lenses import Argument, Lens
-from hookline.engine.order import Kind
-from hookline.engine.signatures import parameters_of
+from hookline.engine import Edit, Kind, Lens, lens_of, parts_of, sharding
 from hookline.errors import HooklineError, a_type
+from hookline.functions.signatures import parameters_of
+from hookline.values.structures import children, look, map_tensors, tensor_paths
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,8 @@ class Whole:
 
 
 WHOLE = Whole()
+Loans: TypeAlias = dict[int, tuple[Tensor, Tensor | None]]
+"""The tensors that were lent to a hook, by `id`, each with what shows whether the hook wrote to it."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,12 @@ class Completed:
 
 def arguments_of(module: nn.Module) -> Whole | Completed:
     """The lens for the arguments of a call, as hook objects get them."""
-    parts = completing(module, Kind.INPUT)
+    parts = sharding.completing(module, Kind.INPUT)
     return Completed(_first_argument(module), *parts) if parts else WHOLE
 
 
-def _first_argument(module: nn.Module) -> Argument:
-    names, positional = parameters_of(module)
-    return Argument(names, None, (), positional)
+def _first_argument(module: nn.Module) -> Lens:
+    return parts_of(lens_of(module, Kind.INPUT))[0]
 
 
 def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -71,10 +69,10 @@ def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return map_tensors(value, change)
 
 
-def is_as_it_was(lent_value: Any, seen: Any, loans: Mapping[int, Loan]) -> bool:
+def is_as_it_was(lent_value: Any, seen: Any, loans: Loans) -> bool:
     """Whether `lent_value`, a copy of `seen` that was lent to a hook, has certainly not been written to."""
     if isinstance(seen, Tensor):
-        return id(lent_value) in loans and is_as_lent(*loans[id(lent_value)])
+        return id(lent_value) in loans and Edit.is_loan_unchanged(*loans[id(lent_value)])
     if not _is_container(seen):
         return lent_value is seen
     before, after = dict(children(seen)), dict(children(lent_value))

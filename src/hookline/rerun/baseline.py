@@ -11,15 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.engine._compiler.compiling import left_out
-from hookline.engine._memory.outside import sharing
-from hookline.engine._sharding.split_values import processes
-from hookline.engine._undo.modes import GradMode
-from hookline.engine.batch_index import drawn_once
-from hookline.engine.runs import Run
-from hookline.engine.schedule import active
-from hookline.engine.signatures import parameters_of
+from hookline.engine import Run, compiling, open_runs, sharding, undo
 from hookline.errors import HooklineError
+from hookline.functions.signatures import parameters_of
 from hookline.rerun.batching import Budget, budget_for, make_batches
 from hookline.rerun.changes import (
     BEFORE_LAYERS,
@@ -39,11 +33,12 @@ from hookline.rerun.strategy import Strategy, fastest_strategy, is_close, stream
 from hookline.transformer.architectures import depends_on_length
 from hookline.transformer.memory.halving import BatchFitter
 from hookline.transformer.outputs import outcome
+from hookline.values.rows import drawn_once
 
 if TYPE_CHECKING:
-    from hookline.engine.hooked import HookList
-    from hookline.engine.points import HookPoint
+    from hookline.engine import HookPoint
     from hookline.transformer.wrapped import WrappedTransformer
+    from hookline.types import HookList
 
 
 _strategies: WeakKeyDictionary[nn.Module, dict[frozenset[str], Strategy]] = WeakKeyDictionary()
@@ -97,19 +92,19 @@ class Baseline:
     @property
     def budget(self) -> Budget:
         """How many tokens run through the model at once."""
-        budget, together = budget_for(self._points.anatomy.blocks[0].module), processes.get(self._points.root)
+        budget, together = budget_for(self._points.anatomy.blocks[0].module), sharding.processes.get(self._points.root)
         return budget if together is None else replace(budget, tokens=together.least(budget.tokens))
 
     def _find_strategy(self) -> Strategy:
         """The fastest strategy that works, found once per model by running some variants with each."""
-        if active.get() or self._points.permanent.steps or not self._hooks_come_first():
+        if open_runs() or self._points.permanent.steps or not self._hooks_come_first():
             return Strategy.FULL
         strategies = _strategies.setdefault(self.model.module, {})
         inputs = self.images.inputs
         tokens = self.tokens if inputs else self.model.example_tokens()[:1]
         key = frozenset(inputs)
         if key not in strategies:
-            with left_out("it tries how variants of a run can be computed"):
+            with compiling.left_out("it tries how variants of a run can be computed"):
                 strategies[key] = fastest_strategy(self.model, Baseline, tokens, inputs)
         return strategies[key]
 
@@ -121,7 +116,7 @@ class Baseline:
         names = ("hook_embed", "hook_pos_embed", "hook_tokens")
         return all(point.canonical_name in names and id(point.site.module) in before for point in points)
 
-    @GradMode(False)
+    @undo.GradMode(False)
     def _run(self, keep: Sequence[str]) -> None:
         names = stream_names(self._points) if self.strategy != Strategy.FULL else []
         past = empty_past(self._points.root) if self.strategy == Strategy.FROM_POSITION else None
@@ -129,7 +124,7 @@ class Baseline:
         if past is not None:
             inputs |= {"past_key_values": past, "use_cache": True}
         cache: Mapping[str, Tensor] = {}
-        with self.images.noted(), left_out("it is a baseline"):
+        with self.images.noted(), compiling.left_out("it is a baseline"):
             if names_to_cache := list(dict.fromkeys([*names, *keep])):
                 logits, cache = self.model.run_with_cache(**inputs, names_filter=names_to_cache, fwd_hooks=self._hooks)
             else:
@@ -145,7 +140,7 @@ class Baseline:
         # Accelerate replaces parameters on the meta device.
         loaded = (parameter for parameter in self.model.module.parameters() if not parameter.is_meta)
         weights = [(id(parameter), None if parameter.is_inference() else parameter._version) for parameter in loaded]
-        return active.get(), tuple(self._points.permanent.actions), tuple(weights)
+        return open_runs(), tuple(self._points.permanent.actions), tuple(weights)
 
     def _check_unchanged(self) -> None:
         before, now = self._state, self._current_state()
@@ -261,7 +256,7 @@ class Baseline:
             for numbers, logits in fit.parts(part.numbers, run, weight=len(span)):
                 yield tuple(numbers), logits if order is None else logits[:, order]
 
-    @GradMode(False)
+    @undo.GradMode(False)
     def _plain(self, variants: Sequence[Variant], where: list[int]) -> Tensor:
         """Full runs, one row per variant."""
         if self.model._graphs is not None:
@@ -275,12 +270,12 @@ class Baseline:
         writes = [change_action(self._points.find(name), changes, text) for name, changes in placed.items()]
         inputs = {"input_ids": self.tokens.expand(len(variants), -1), **self.images.repeated(len(variants))}
         run = Run(self._points.root, [*hook_actions, *writes], is_one_pass=True)
-        with run, sharing(self._points.root, inputs), drawn_once(len(variants)):
-            return outcome(self._points.root(**inputs))[:, where]
+        with run, drawn_once(len(variants)):
+            return outcome(run.call(inputs))[:, where]
 
     def _check_hooks(self, count: int) -> None:
         """Variants are rows of batches: hooks must do the same to every row, in every run."""
-        has_hooks = bool(active.get() or self._points.permanent.steps or self._hooks)
+        has_hooks = bool(open_runs() or self._points.permanent.steps or self._hooks)
         if self._is_checked or not has_hooks or self.model.module.training or not bool(self.logits.isfinite().all()):
             return
         rows = self._plain([()] * count, list(range(self.tokens.shape[1])))
@@ -292,7 +287,7 @@ class Baseline:
             )
         self._is_checked = True
 
-    @GradMode(False)
+    @undo.GradMode(False)
     def _joined(self, variants: Sequence[Variant], entries: Sequence[Entry], span: range, where: list[int]) -> Tensor:
         """Each variant from its first layer; all of them from the first position of the batch."""
         rows: dict[int, list[int]] = {}

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.engine._memory.casting import cast
 from hookline.errors import HooklineError
+from hookline.values.casting import cast
 
 if TYPE_CHECKING:
-    from hookline.engine.points import HookPoint
+    from hookline.engine import HookPoint
     from hookline.transformer.index import ModelPoints
 
 Index: TypeAlias = int | slice

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._undo.torch_hooks import TorchHooks
-from hookline.engine.schedule import ModuleCall
+from hookline.engine import undo
 from hookline.errors import HooklineError
 from hookline.transformer.find_anatomy import language_of, tower_of
+from hookline.types import ModuleCall
 
 if TYPE_CHECKING:
-    from hookline.engine.points import HookPoint
+    from hookline.engine import HookPoint
 
 
 def in_one_row(x: Tensor, point: HookPoint) -> Tensor:
@@ -50,7 +50,7 @@ class ImageInputs:
     def __bool__(self) -> bool:
         return bool(self.inputs)
 
-    def noted(self) -> TorchHooks:
+    def noted(self) -> undo.TorchHooks:
         """A context that records the output of the tower, and the position ids of the language model, in a run."""
 
         def note_output(_module: nn.Module, _args: Any, output: Any) -> None:
@@ -59,7 +59,7 @@ class ImageInputs:
         def note_positions(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
             self.positions = kwargs.get("position_ids")
 
-        return TorchHooks(before=[(self._language, note_positions)], after=[(self._tower, note_output)])
+        return undo.TorchHooks(before=[(self._language, note_positions)], after=[(self._tower, note_output)])
 
     def repeated(self, n: int) -> dict[str, Any]:
         """The inputs for `n` copies of the row."""

@@ -17,16 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookline.engine._memory.outside import sharing
-from hookline.engine._recording.skipping import Skipping
-from hookline.engine.actions import Action
-from hookline.engine.order import Kind, Turn
-from hookline.engine.points import HookPoint, Site, hook_action
-from hookline.engine.runs import Run
-from hookline.engine.schedule import ModuleCall
+from hookline.engine import Action, HookPoint, Kind, Run, Site, Skipping, Turn
 from hookline.rerun.changes import RowChange, write_all
 from hookline.rerun.image_inputs import in_one_row
 from hookline.transformer.resume import pass_through
+from hookline.types import ModuleCall
 
 if TYPE_CHECKING:
     from hookline.transformer.index import ModelPoints
@@ -97,8 +92,8 @@ class JoinedRun:
             actions = [action for action in actions if not isinstance(action, JoinRows)]
             skipped[last] = lambda _args, _kwargs: pass_through(anatomy, self.joins[first])((), {})
         run = Run(points.root, actions, is_one_pass=True)
-        with Skipping(points.root, skipped), run, sharing(points.root, self.inputs):
-            return points.root(**self.inputs)
+        with Skipping(points.root, skipped), run:
+            return run.call(self.inputs)
 
 
 def _activations(root: nn.Module) -> list[nn.Module]:
@@ -148,4 +143,4 @@ def change_action(point: HookPoint, placed: list[RowChange], span: range) -> Act
         write_all(row, placed, range(sys.maxsize))
         return row.view(x.shape)
 
-    return hook_action(point, write_patches if point.stream == "image" else write, "fwd")
+    return point.action(write_patches if point.stream == "image" else write)

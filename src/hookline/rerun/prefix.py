@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.signatures import parameters_of
+from hookline.functions.signatures import parameters_of
 
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache

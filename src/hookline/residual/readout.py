@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine.batch_index import Rows
 from hookline.errors import HooklineError
 from hookline.residual.stream import StreamCache, is_rounding
 from hookline.text.token_positions import Positions
+from hookline.values.rows import Rows
 
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "logit_cap")
 

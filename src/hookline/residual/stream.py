@@ -9,20 +9,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hookline.engine._recording.deferred import mapped
-from hookline.engine.batch_index import Rows, checked_rows
-from hookline.engine.cache import ActivationCache
-from hookline.engine.pass_state import pass_state
+from hookline.engine import ActivationCache, pass_state
 from hookline.errors import HooklineError
 from hookline.text.at_positions import picked
 from hookline.text.token_positions import Positions
 from hookline.transformer.cfg import cfg_of
 from hookline.transformer.norms import Norm, norm_of
+from hookline.values.rows import Rows, checked_rows
 from hookline.weights.matrices import Weights
 from hookline.weights.processing.process import Processing, processing_of
 
 if TYPE_CHECKING:
-    from hookline.engine.names import Points
+    from hookline.engine import Points
     from hookline.transformer.index import ModelPoints
 
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -60,7 +58,7 @@ class StreamCache(ActivationCache):
 
         Scores and patterns are indexed by query position. Activations without positions are unchanged.
         """
-        new = self._with(mapped(self._tensors, lambda x, name: self._at(x, positions, name), is_now=True))
+        new = self.mapped(lambda x, name: self._at(x, positions, name), is_now=True)
         new.positions = positions
         new.logits = self._logits_at(self.logits, positions)
         return new

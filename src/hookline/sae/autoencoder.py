@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from hookline.engine.names import Filter
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError, warn
 from hookline.sae import saefile
 from hookline.sae.sae_config import SAEConfig, dtype_of, shapes_of
+from hookline.types import Filter
 
 if TYPE_CHECKING:
     from hookline.sae.splice import FeatureDetector, Splice

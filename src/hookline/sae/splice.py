@@ -15,19 +15,15 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from hookline.edits import DataEdit
-from hookline.engine.cache import ActivationCache
-from hookline.engine.callbacks import OnError, caller
-from hookline.engine.hooked import Hooked
-from hookline.engine.lenses import FIRST
-from hookline.engine.names import Filter
-from hookline.engine.pass_state import pass_state
-from hookline.engine.points import HookPoint
+from hookline.engine import FIRST, ActivationCache, Hooked, HookPoint, pass_state
 from hookline.errors import HooklineError, a_type
+from hookline.functions.callers import caller
 from hookline.hooks import Controller, Detector
 from hookline.hooks.action import ObjectEdit
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.text.at_positions import at
 from hookline.text.outliers import Outliers, factor_of, outlying, row_norms
+from hookline.types import Filter, OnError
 
 FeatureEdit: TypeAlias = DataEdit | Callable[..., Tensor | None]
 """An edit of features, such as `zero(neuron=7)`, or a function of them."""

@@ -19,13 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._recording.recorder import Recorder, StopForward
-from hookline.engine._recording.skipping import Skipping
-from hookline.engine.actions import Action, Record
-from hookline.engine.names import Filter
-from hookline.engine.points import HookPoint
-from hookline.engine.runs import Run
-from hookline.engine.schedule import ModuleCall
+from hookline.engine import Action, HookPoint, Record, Recorder, Run, Skipping, StopForward
 from hookline.errors import HooklineError, StoreError, UnavailablePointError, a_type, shown_bytes
 from hookline.loading import load
 from hookline.model import HookedModel
@@ -43,6 +37,7 @@ from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.memory.halving import is_out_of_memory
 from hookline.transformer.resume import Enter, pass_through
+from hookline.types import Filter, ModuleCall
 
 BATCHES = "batches"
 """The log of the inputs of every batch; the stage that writes it runs no part of the model."""

@@ -13,11 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._sharding.split_values import processes
-from hookline.engine.hooked import Hooked
-from hookline.engine.names import Filter
-from hookline.engine.points import HookPoint
-from hookline.engine.runs import Run
+from hookline.engine import Hooked, HookPoint, Run, sharding
 from hookline.errors import HooklineError, StoreError, UnknownPointError, a_type, warn
 from hookline.model import HookedModel
 from hookline.progress import progress_bar
@@ -35,6 +31,7 @@ from hookline.store.writer import Writer, to_device
 from hookline.transformer.dialects import other_names
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.memory.halving import BatchFitter
+from hookline.types import Filter
 
 Computed = tuple[Progress, Batch, dict[str, Tensor], Progress]
 """A batch with its activations, and the progress in the data set before and after it."""
@@ -131,7 +128,7 @@ class Harvest:
         if not isinstance(model, Hooked):
             raise HooklineError(f"harvest takes a hooked model, hookline.hook(module), not {a_type(model)}")
         self.model, self.options = model, options
-        self.team = Team(processes.get(model.index.root))
+        self.team = Team(sharding.processes.get(model.index.root))
         self._fit = BatchFitter("examples")
         self.points = model.index.select(points)
         self._asked = {model.index.canonical_name(point.name): point.name for point in self.points}

@@ -21,9 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hookline.engine._staying.added_hooks import active_hooks
-from hookline.engine.hooked import Hooked
-from hookline.engine.taps import Tap
+from hookline.engine import Hooked
 from hookline.errors import HooklineError, StoreError, describe, warn
 from hookline.files.tensorfile import BAD_CONTENT, reason
 from hookline.hooks import Hook
@@ -134,7 +132,7 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 def _own_hooks(model: Hooked) -> list[tuple[str, Any]]:
     """The enabled forward hooks that may change activations, by place; at one place, in the order they fire."""
-    actions = active_hooks(model.index)
+    actions = model.index.active_hooks()
     places = {action.tap: action.point.canonical_name for action in reversed(actions)}
     actions.sort(key=lambda action: (places[action.tap], action.tap.kind.value, action.stage))
     return [(action.point.canonical_name, action.hook) for action in actions]
@@ -155,7 +153,7 @@ def _is_harmless(hook: Any) -> bool:
     while hasattr(hook, "func"):  # functools.partial, possibly nested
         hook = hook.func
     package = str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0]
-    return isinstance(hook, Tap) or package in _HARMLESS
+    return package in _HARMLESS
 
 
 def _described(place: str, hook: Any) -> dict[str, Any]:

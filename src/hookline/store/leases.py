@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Self
 from uuid import uuid4
 
-from hookline.engine._undo.blocks import interrupt_safe
+from hookline.engine import undo
 from hookline.store.folders import Folder, is_gone, this_process
 
 LEASE = ".lease"
@@ -35,7 +35,7 @@ class Leases:
         self._beat = 0
         self._held = set[str]()
         self._seen = dict[str, tuple[bytes, float]]()
-        self._changing, self._over = interrupt_safe(Lock()), Event()
+        self._changing, self._over = undo.interrupt_safe(Lock()), Event()
         self._thread = Thread(target=self._keep, name="hookline-leases", daemon=True)
 
     def __enter__(self) -> Self:

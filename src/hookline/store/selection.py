@@ -13,8 +13,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hookline.engine.signatures import parameters_of
 from hookline.errors import HooklineError, warn
+from hookline.functions.signatures import parameters_of
 from hookline.model import HookedModel
 from hookline.store.examples import BatchSize, Example, Tokens
 from hookline.store.identity import tensor_checksum

@@ -18,7 +18,7 @@ from threading import Lock
 
 from torch import Tensor
 
-from hookline.engine._undo.blocks import interrupt_safe
+from hookline.engine import undo
 from hookline.errors import StoreError
 from hookline.store.examples import Example, Examples
 from hookline.store.folders import Folder
@@ -151,7 +151,7 @@ class UnitLedger(Ledger):
     def __init__(self, folder: Folder, manifest: Manifest, done: Callable[[int], None]) -> None:
         super().__init__(folder, manifest)
         self._done = done
-        self._lock, self._shards = interrupt_safe(Lock()), dict[int, dict[int, Shard]]()
+        self._lock, self._shards = undo.interrupt_safe(Lock()), dict[int, dict[int, Shard]]()
         self.lengths = dict[int, int]()
         """How many shards each unit has, of those that are complete."""
 

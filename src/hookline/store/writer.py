@@ -18,13 +18,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from hookline.engine._memory.casting import is_narrowed, overflow_problem
-from hookline.engine._undo.blocks import interrupt_safe
+from hookline.engine import undo
 from hookline.errors import StoreError, how_many, warn
 from hookline.store.folders import Folder
 from hookline.store.manifest import Column, Manifest, Progress, Shard, differences, writing
 from hookline.store.selection import Batch, HarvestOptions
 from hookline.store.shards import shard_columns, stage_shard
+from hookline.values.casting import is_narrowed, overflow_problem
 
 THREADS = 4
 """How many shards are written in parallel. One file takes 1 to 2 GB per second; a model on a GPU produces 3 or more."""
@@ -208,7 +208,7 @@ class Buffer:
         self._held = (0, Progress())
         self.shard: Shard | None = None
         """The shard that it is written as; None until it is scheduled."""
-        self.lock = interrupt_safe(Lock())
+        self.lock = undo.interrupt_safe(Lock())
         self.is_taken = False
         """Whether a thread is writing it or has written it."""
         self._tensors = {

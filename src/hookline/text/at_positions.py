@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._memory.casting import cast
-from hookline.engine.callbacks import caller
 from hookline.errors import HooklineError
+from hookline.functions.callers import caller
 from hookline.text.token_positions import Positions, canonical, is_one_per_row, mask_of
+from hookline.values.casting import cast
 
 
 def picked(x: Tensor, point: Any, positions: Positions) -> Tensor:

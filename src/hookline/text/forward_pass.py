@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from hookline.engine.pass_state import pass_state
-from hookline.engine.passes import Stream
+from hookline.engine import pass_state
 from hookline.errors import HooklineError
 from hookline.text.generate_calls import Generation, generation_of
+from hookline.types import Stream
 
 tokenizers: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 """The tokenizer of each wrapped model that has one."""

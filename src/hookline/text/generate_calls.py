@@ -20,9 +20,9 @@ from weakref import ref
 
 from torch import Tensor, nn
 
-from hookline.engine.events import call_hook
-from hookline.engine.keywords import is_dropped
+from hookline.engine import HookAction
 from hookline.errors import HooklineError
+from hookline.functions.keywords import is_dropped
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def generation_of(model: nn.Module) -> Generation | None:
     body, is_draft = _body(), False
     frame = sys._getframe(1) if body is not None else None
     while frame is not None:
-        if frame.f_code is call_hook.__code__:
+        if HookAction.is_called_in(frame):
             return None  # a hook runs the model on its own text
         if frame.f_globals.get("__name__") == "transformers.generation.logits_process":
             raise HooklineError("a logits processor, such as that of guidance_scale, runs the model on its own text")

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hookline.engine.order import Kind
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint, Kind
 from hookline.errors import HooklineError
 
 

@@ -1,4 +1,4 @@
-"""What the engine is told about texts: see `hookline.engine.passes`."""
+"""What the engine is told about texts: see `hookline.engine.TextSupport`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.engine import passes
+from hookline.engine import TextSupport
 from hookline.text.at_positions import picked
 from hookline.text.forward_pass import begin_encoder, begin_pass
 from hookline.text.unreached import UnreachedPositions
 
 
-class Texts(passes.TextSupport):
+class Texts(TextSupport):
     """Answers from the forward pass going on in this thread."""
 
     def begin(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
@@ -37,4 +37,4 @@ class Texts(passes.TextSupport):
         return None if forward_pass is None else forward_pass.of_rows(which)
 
 
-passes.use(Texts())
+Texts().use()

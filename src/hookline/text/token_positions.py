@@ -26,7 +26,7 @@ from jaxtyping import Bool
 from numpy import ndarray
 from torch import Tensor
 
-from hookline.engine.pass_state import pass_state
+from hookline.engine import pass_state
 from hookline.errors import HooklineError, how_many
 from hookline.text.forward_pass import ForwardPass, Span, tokenizers
 from hookline.text.image_tokens import mask_in

@@ -11,8 +11,7 @@ import threading
 
 from torch import Tensor
 
-from hookline.engine.pass_state import pass_state
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint, pass_state
 from hookline.text.token_positions import Lacking, Positions, lacking
 
 

@@ -17,15 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hookline.engine._memory.structures import tensors_in
-from hookline.engine._recording.recorder import StopForward
-from hookline.engine.actions import PointAction
-from hookline.engine.hook_actions import HookAction
+from hookline.engine import HookAction, PointAction, StopForward
 from hookline.errors import HooklineError, how_many
 from hookline.transformer import shard_lenses
+from hookline.values.structures import tensors_in
 
 if TYPE_CHECKING:
-    from hookline.engine.actions import Action
+    from hookline.engine import Action
 
 SKETCH = 16
 """How many numbers a tensor is compared by."""

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from torch import nn
 
-from hookline.engine.order import Kind
+from hookline.engine import Kind
 from hookline.transformer import roles
 from hookline.transformer.anatomy import Anatomy, Block, Stack, Tower
 from hookline.transformer.roles import child

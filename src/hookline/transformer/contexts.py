@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from hookline.engine._undo.blocks import UndoBlock
+from hookline.engine import undo
 
 
-class EvalMode(UndoBlock):
+class EvalMode(undo.UndoBlock):
     """Eval mode inside the block; afterwards every module has its previous mode."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -26,7 +26,7 @@ class EvalMode(UndoBlock):
             module.training = True
 
 
-class EagerAttention(UndoBlock):
+class EagerAttention(undo.UndoBlock):
     """Eager attention inside the block, the only implementation that reports patterns; restored afterwards."""
 
     def __init__(self, model: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.engine.signatures import parameters_of
+from hookline.functions.signatures import parameters_of
 from hookline.transformer import roles
 from hookline.transformer.anatomy import Anatomy, Block, CrossAttention, Projector, Stack, Tower
 from hookline.transformer.architectures import architecture

@@ -8,10 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.engine._staying.permanent import PermanentHooks
-from hookline.engine.names import Filter, Points
-from hookline.engine.passes import Stream
-from hookline.engine.points import HookPoint, Site
+from hookline.engine import HookPoint, PermanentHooks, Points, Site
 from hookline.errors import UnavailablePointError, no_match, warn
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.bridge_modules import module_event
@@ -19,6 +16,7 @@ from hookline.transformer.dialects import advice, classic_name, other_names
 from hookline.transformer.find_anatomy import find_anatomy, image_modules
 from hookline.transformer.listing import classic_points
 from hookline.transformer.sites import PointSpec
+from hookline.types import Filter, Stream
 
 
 class ModelPoints(Points):
@@ -26,16 +24,25 @@ class ModelPoints(Points):
 
     def __init__(self, root: nn.Module, standing: PermanentHooks, anatomy: Anatomy) -> None:
         self.anatomy = anatomy
+        self._is_found = True
+        """Whether the anatomy is that of the modules as they are."""
         self._left_out: list[str] = []
         super().__init__(root, standing)
 
     def refresh(self) -> None:
         """Find the points again after the model's modules changed."""
-        self.anatomy = self._find()
+        self.anatomy = self.anatomy if self._is_found else self._find()
+        self._is_found = False
         self._of_images = image_modules(self.root, self.anatomy)
-        self._specs: dict[str, PointSpec] = {spec.name: spec for spec in classic_points(self.anatomy)}
+        self._table: dict[str, PointSpec] | None = None  # made when it is needed
         self._stacks = {stack.name: len(stack.blocks) for stack in self.anatomy.every_stack}
         super().refresh()
+
+    @property
+    def _specs(self) -> dict[str, PointSpec]:
+        if self._table is None:
+            self._table = {spec.name: spec for spec in classic_points(self.anatomy)}
+        return self._table
 
     def _find(self) -> Anatomy:
         """The modules by role, as they are now."""

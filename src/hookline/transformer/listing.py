@@ -12,10 +12,7 @@ from types import MappingProxyType
 
 from torch import nn
 
-from hookline.engine.lenses import Chain, Item
-from hookline.engine.order import Kind
-from hookline.engine.passes import Stream
-from hookline.engine.points import Site
+from hookline.engine import Kind, Site, chained, lens_of
 from hookline.transformer.anatomy import Anatomy, Projector, Tower
 from hookline.transformer.layout_lenses import AddBatchAxis, Flat, Patches
 from hookline.transformer.sites import (
@@ -28,6 +25,7 @@ from hookline.transformer.sites import (
     output_of,
     position_site,
 )
+from hookline.types import Stream
 
 UNPROVED = Path(__file__).with_name("unproved.json")
 _ATTENDED_TO = ("cross_attn.hook_k", "cross_attn.hook_v", "cross_attn.hook_rot_k")
@@ -104,7 +102,7 @@ def _vision_points(anatomy: Anatomy) -> Iterator[PointSpec]:
 def _projector_points(projector: Projector) -> Iterator[PointSpec]:
     out = output_of(projector.module)
     if projector.ordered_by is not None:
-        out = Site(projector.ordered_by, Kind.OUTPUT, Item(("pooler_output",)))
+        out = Site(projector.ordered_by, Kind.OUTPUT, lens_of(projector.ordered_by, Kind.OUTPUT, ("pooler_output",)))
     for point, site in (("hook_in", input_of(projector.module)), ("hook_out", out)):
         yield _as_batch(replace(PointSpec.of(f"projector.{point}", site), name=f"{projector.name}.{point}"))
 
@@ -159,5 +157,5 @@ def _as_batch(spec: PointSpec) -> PointSpec:
     if spec.site is None:
         return spec
     more = (Flat(),) if spec.name.startswith("projector") else ()
-    lens = Chain((spec.site.lens, AddBatchAxis(len(spec.axes.split())), *more))
+    lens = chained(spec.site.lens, AddBatchAxis(len(spec.axes.split())), *more)
     return replace(spec, site=replace(spec.site, lens=lens))

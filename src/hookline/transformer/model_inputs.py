@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._compiler.untraced import outside_compiler
-from hookline.engine._recording.lineage import Lineage
-from hookline.engine.signatures import parameters_of
+from hookline.engine import compiling
 from hookline.errors import HooklineError, warn
+from hookline.functions.signatures import parameters_of
 from hookline.text.ragged import warn_of_ragged
 from hookline.text.token_methods import TokenHelpers
 from hookline.text.tokenizer import Side, shown_prompt
@@ -25,15 +24,15 @@ from hookline.transformer.wrapped import WrappedTransformer
 class CheckedTokens:
     """Token ids that were checked for a model: the same tensor is not checked again in the next run."""
 
-    def __init__(self, tokens: Tensor, embed: nn.Embedding, lineage: Lineage) -> None:
-        self._tokens, self._version, self._lineage = ref(tokens), tokens._version, lineage
+    def __init__(self, tokens: Tensor, embed: nn.Embedding, is_in_place: Callable[[], bool]) -> None:
+        self._tokens, self._version, self._is_in_place = ref(tokens), tokens._version, is_in_place
         self._embed, self._sizes, self._device = embed, embed.weight.shape, tokens.device
         self._shape = tokens.shape  # `tokens.data = …` counts as no write
 
     def are(self, tokens: Tensor) -> bool:
         """Whether it is that tensor, nobody wrote to it, and the model has the same embedding, on the same device."""
         is_same = self._tokens() is tokens and self._version == tokens._version and self._shape == tokens.shape
-        if not is_same or not self._lineage.is_same():
+        if not is_same or not self._is_in_place():
             return False
         weight = self._embed._parameters["weight"]
         return weight is not None and weight.shape == self._sizes and weight.device == self._device
@@ -64,7 +63,7 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
 
         def _remember(self, inputs: Mapping[str, Any]) -> None: ...
 
-    @outside_compiler
+    @compiling.outside_compiler
     def _prepared(
         self,
         input: Any,
@@ -111,13 +110,13 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         embed = self.anatomy.main.embed
         if tokens.is_inference() or type(embed) is not nn.Embedding or (len(tokens) > 1 and self.tokenizer is not None):
             return None
-        return CheckedTokens(tokens, embed, self._points.lineage([embed]))
+        return CheckedTokens(tokens, embed, self._points.lineage([embed]).is_same)
 
     def _warn_if_ragged(self, input: Any, mask: Tensor | None) -> None:
         if mask is not None and input is not None and not isinstance(input, Tensor):
             warn_of_ragged(mask, is_causal=self.anatomy.main.name != "encoder")
 
-    @outside_compiler
+    @compiling.outside_compiler
     def _inputs(
         self,
         input: str | Sequence[str] | Tensor,

@@ -14,12 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._recording.deferred import Deferred
-from hookline.engine.derived import Derived, Formula
-from hookline.engine.names import lens_of
-from hookline.engine.order import Kind
-from hookline.engine.pass_state import pass_state
-from hookline.engine.points import Site
+from hookline.engine import Derived, Kind, Site, lens_of, saved_at
 from hookline.transformer.precision import upcast
 
 _EPSILON = ("eps", "variance_epsilon", "epsilon", "norm_eps")
@@ -68,13 +63,12 @@ class Norm:
     def __hash__(self) -> int:
         return id(self.module)
 
-    def parts_of(self, input: Site) -> tuple[Tensor, Tensor]:
+    def parts_at(self, input: Site) -> tuple[Tensor, Tensor]:
         """The parts of the current input, computed once for all points of this norm."""
-        cached_parts = pass_state.memo[input]
-        with_grad = torch.is_grad_enabled()
-        if with_grad not in cached_parts:
-            cached_parts[with_grad] = self.parts(pass_state.saved[input])
-        return cached_parts[with_grad]
+        saved, with_grad = saved_at(input), torch.is_grad_enabled()
+        if (_parts, with_grad) not in saved.parts:
+            saved.parts[_parts, with_grad] = self.parts(saved.x)
+        return saved.parts[_parts, with_grad]
 
 
 def _parts(x: Tensor, subtracts_mean: bool, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -83,10 +77,6 @@ def _parts(x: Tensor, subtracts_mean: bool, epsilon: float) -> tuple[Tensor, Ten
         wide = wide - wide.mean(-1, keepdim=True)
     scale = (wide.square().mean(-1, keepdim=True) + epsilon).sqrt()
     return scale, wide / scale
-
-
-def _part(x: Tensor, index: int, subtracts_mean: bool, epsilon: float) -> Tensor:
-    return _parts(x, subtracts_mean, epsilon)[index].to(x.dtype)
 
 
 _Form: TypeAlias = tuple[bool, int, float]
@@ -145,19 +135,24 @@ def _try(module: nn.Module, width: int) -> _Form | None:
 class _InNorm(Derived):
     """A point of a norm, derived at its output from its input."""
 
-    ignores_value: ClassVar[bool] = True
+    can_wait, ignores_value = True, True
     index: ClassVar[int]
     norm: Norm
     input: Site
 
+    @property
+    def needs(self) -> tuple[Any, ...]:  # type: ignore[override]
+        """The input of the norm, which part is computed, and how; somebody may change the epsilon."""
+        return self.input, self.index, self.norm.subtracts_mean, self.norm.current_epsilon
+
+    @staticmethod
+    def compute(x: None, input: Tensor, index: int, subtracts_mean: bool, epsilon: float) -> Tensor:  # noqa: ARG004
+        """One of the parts of the norm, in the dtype of the stream; the output has no part in it."""
+        return _parts(input, subtracts_mean, epsilon)[index].to(input.dtype)
+
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """The input of the norm."""
-        return pass_state.saved[self.input]
-
-    @property
-    def formula(self) -> Formula:
-        """One of the parts of the norm."""
-        return Formula(_part, (self.input, self.index, self.norm.subtracts_mean, self.norm.current_epsilon))
+        return saved_at(self.input).x
 
 
 @dataclass(frozen=True)
@@ -167,17 +162,12 @@ class NormScale(_InNorm):
     index = 0
 
     def computed(self, value: Any) -> Tensor:
-        """The denominator, in the dtype of the stream."""
-        return self.norm.parts_of(self.input)[0].to(self.source(value).dtype)
-
-    def later(self, value: Any) -> Deferred | None:
-        """Defer the denominator, unless it was edited."""
-        is_edited = pass_state.has_edits and self.edited(self.source(value)) is not None
-        return None if is_edited else self.formula.later(value)
+        """The denominator, as computed for all points of the norm."""
+        return self.norm.parts_at(self.input)[0].to(self.source(value).dtype)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another denominator."""
-        scale, normalized = self.norm.parts_of(self.input)
+        scale, normalized = self.norm.parts_at(self.input)
         return _moved(value, normalized * (scale / after - scale / before), self.norm)
 
 
@@ -190,17 +180,13 @@ class Normalized(_InNorm):
     def computed(self, value: Any) -> Tensor:
         """The normalized activation, after edits of `hook_scale`."""
         x = self.source(value)
-        scale, normalized = self.norm.parts_of(self.input)
+        scale, normalized = self.norm.parts_at(self.input)
         edited = NormScale(self.norm, self.input).edited(x)
         return (normalized if edited is None else normalized * (scale / edited)).to(x.dtype)
 
-    def later(self, value: Any) -> Deferred | None:
-        """Defer the normalized activation, unless it or the denominator was edited."""
-        if pass_state.has_edits:
-            x = self.source(value)
-            if self.edited(x) is not None or NormScale(self.norm, self.input).edited(x) is not None:
-                return None
-        return self.formula.later(value)
+    def is_as_computed(self, value: Any) -> bool:
+        """Whether neither it nor the denominator was edited."""
+        return super().is_as_computed(value) and NormScale(self.norm, self.input).is_as_computed(value)
 
     def changed(self, value: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """The output of the norm with another normalized activation."""
@@ -216,6 +202,6 @@ def norm_sites(norm: Norm) -> dict[str, Site]:
     """The sites of `hook_scale` and `hook_normalized`."""
     into = Site(norm.module, Kind.INPUT, lens_of(norm.module, Kind.INPUT))
     return {
-        "hook_scale": Site(norm.module, Kind.OUTPUT, NormScale(norm, into), (into,), stage=-2),
-        "hook_normalized": Site(norm.module, Kind.OUTPUT, Normalized(norm, into), (into,), stage=-1),
+        "hook_scale": Site(norm.module, Kind.OUTPUT, NormScale(norm, into), stage=-2),
+        "hook_normalized": Site(norm.module, Kind.OUTPUT, Normalized(norm, into), stage=-1),
     }

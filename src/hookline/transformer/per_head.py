@@ -6,18 +6,13 @@ changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._sharding.own_parts import Spans, own_site
-from hookline.engine._sharding.split_values import changed_in_any, sharing
-from hookline.engine.derived import Derived
-from hookline.engine.lenses import FIRST, Lens
-from hookline.engine.pass_state import pass_state
-from hookline.engine.points import Site
+from hookline.engine import FIRST, Derived, Lens, Site, pass_state, saved_at, sharding
 from hookline.errors import HooklineError, UnavailablePointError
 from hookline.transformer.norms import Normalized, NormScale, norm_of
 from hookline.transformer.shard_lenses import whole_parameter
@@ -28,24 +23,26 @@ class HeadResult(Derived):
     """`hook_result`, the contribution of each head to the output projection. `b p h d`."""
 
     projection: nn.Module
-    z: Site
+    needs: tuple[Site] = field()
+    """`hook_z`."""
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """`hook_z`."""
-        return pass_state.saved[self.z]
+        return saved_at(self.needs[0]).x
 
-    def computed(self, value: Any) -> Tensor:
+    def computed(self, value: Any) -> Tensor:  # noqa: ARG002
         """The projection of each head's `z`."""
-        z = self.source(value)
-        if self.projection not in sharing:
-            return self.of(z)
+        z = saved_at(self.needs[0])
+        if self.projection not in sharding.sharing:
+            return self.of(z.x)
         # Only once for each call: a process whose hook has edited the result needs it no more, and if the others
         # collected the weight again, they would wait for this one.
         with_grad = torch.is_grad_enabled()
-        last = pass_state.memo.get(HeadResult)
-        if last is None or last[0] is not z or with_grad > last[1]:
-            last = pass_state.memo[HeadResult] = z, with_grad, self.of(z)
-        return last[2] if with_grad else last[2].detach()
+        had_grad, result = z.parts.get(HeadResult, (None, None))
+        if had_grad is None or with_grad > had_grad:
+            result = self.of(z.x)
+            z.parts[HeadResult] = with_grad, result
+        return result if with_grad else result.detach()
 
     def of(self, z: Tensor) -> Tensor:
         """The projection of each head's `z` alone, without the bias."""
@@ -65,14 +62,14 @@ class HeadResult(Derived):
         """Add the change, summed over heads, to the projection's output."""
         return FIRST.put(value, FIRST.get(value) + (after - before).sum(-2))
 
-    def own_part(self, rest: tuple[Lens, ...]) -> tuple[tuple[Lens, ...], Spans | None]:
+    def own_part(self, rest: tuple[Lens, ...]) -> tuple[tuple[Lens, ...], sharding.Spans | None]:
         """The lens for the heads that this process has, and their indices."""
-        z, spans = own_site(self.z)
+        z, spans = sharding.own_site(self.needs[0])
         if spans is None:
             return (self, *rest), None
         if not hasattr(self.projection.weight, "to_local"):
             raise UnavailablePointError("the weight of the output projection is not a plain sharded one")
-        return (_OwnHeadResult(self.projection, z, self, spans[0]), *rest), spans
+        return (_OwnHeadResult(self.projection, (z,), self, spans[0]), *rest), spans
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,8 @@ class _OwnHeadResult(HeadResult):
 
     def get(self, value: Any) -> Tensor:
         """The results of these heads."""
-        source = pass_state.saved.get(self.whole.z)
-        edited = None if source is None else self.whole.edited(source)
+        whole = pass_state.saved.get(self.whole.needs[0])
+        edited = None if whole is None else self.whole.edited(whole.x)
         return self.computed(value) if edited is None else edited[..., self.heads.start : self.heads.stop, :]
 
 
@@ -114,7 +111,8 @@ class PerHeadInput(Derived):
     An edit takes effect at the outputs of the projections: see `ReprojectHeads`.
     """
 
-    stream: Lens
+    needs: tuple[Site] = field()
+    """The input of attention, for the effects."""
     n: int
     of: PerHeadInput | None = None
     """The input that this one is derived from: `hook_attn_in` for `hook_q_input`."""
@@ -123,7 +121,7 @@ class PerHeadInput(Derived):
 
     def source(self, value: Any) -> Tensor:
         """The input of attention."""
-        return self.stream.get(value)
+        return self.needs[0].lens.get(value)
 
     def computed(self, value: Any) -> Tensor:
         """The stream repeated per head, or the edited input that this one is derived from."""
@@ -149,16 +147,17 @@ class ReprojectHeads:
 
     def __call__(self, output: Any) -> Any:
         """The output, re-projected for each head with an edited input."""
-        stream = pass_state.saved.get(self.stream)
-        if stream is None:
+        saved = pass_state.saved.get(self.stream)
+        if saved is None:
             return output
+        stream = saved.x
         inputs = self._edited(stream)
-        done, pass_state.saved[self] = pass_state.saved.get(self, (None, None)), (stream, inputs)
-        if done[0] is stream and done[1] is inputs:  # by another run
+        if saved.parts.get(self, self) is inputs:  # done by another run
             return output
+        saved.parts[self] = inputs
         if inputs is not None:
             self._check_norm(stream)
-        heads = changed_in_any(self.module, [] if inputs is None else self._changed_heads(inputs, stream))
+        heads = sharding.changed_in_any(self.module, [] if inputs is None else self._changed_heads(inputs, stream))
         if not heads:
             return output
         if inputs is None:  # edited in another process only: what both computed is compared when the pass ends
@@ -208,14 +207,14 @@ def per_head_inputs(
     counts = {"q": heads, "k": groups, "v": groups}
     formula = norm_of(norm)
     inside = (NormScale(formula, stream), Normalized(formula, stream)) if formula is not None else ()
-    together = PerHeadInput(stream.lens, heads) if heads == groups else None
+    together = PerHeadInput((stream,), heads) if heads == groups else None
     sites, effects = {}, []
     for name, n in counts.items():
-        head_input = PerHeadInput(stream.lens, n, together, name)
+        head_input = PerHeadInput((stream,), n, together, name)
         effects.append(ReprojectHeads(parts[name].module, parts[name].lens, head_input, stream, norm, inside))
-        sites[f"hook_{name}_input"] = Site(stream.module, stream.kind, head_input, (stream,), (effects[-1],), stage=2)
+        sites[f"hook_{name}_input"] = Site(stream.module, stream.kind, head_input, (effects[-1],), stage=2)
     if together is not None:
-        sites["hook_attn_in"] = Site(stream.module, stream.kind, together, (stream,), tuple(effects), stage=1)
+        sites["hook_attn_in"] = Site(stream.module, stream.kind, together, tuple(effects), stage=1)
     return sites
 
 
@@ -224,12 +223,13 @@ class ThroughNorm(Derived):
     """`hook_mlp_in` where attention and MLP share one norm: the stream as only the MLP reads it. `b p d`."""
 
     norm: nn.Module
-    stream: Site
+    needs: tuple[Site] = field()
+    """The input of the norm."""
     input: Lens
 
     def source(self, value: Any) -> Tensor:  # noqa: ARG002
         """The input of the norm."""
-        return pass_state.saved[self.stream]
+        return saved_at(self.needs[0]).x
 
     def computed(self, value: Any) -> Tensor:
         """The input of the norm."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from hookline.engine.points import Site
+    from hookline.engine import Site
     from hookline.transformer.anatomy import Block
 
 FindSite: TypeAlias = Callable[["Block", Any], "Site | str"]

@@ -10,18 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._memory.snapshots import snapshot
-from hookline.engine._recording.recorder import Recorder, StopForward
-from hookline.engine._recording.skipping import Skipping
-from hookline.engine.actions import Action, PointAction, Record
-from hookline.engine.order import Phase, Turn
-from hookline.engine.points import Site
-from hookline.engine.runs import Run
-from hookline.engine.schedule import ModuleCall, active
+from hookline.engine import (
+    Action,
+    PointAction,
+    Record,
+    Recorder,
+    Run,
+    Site,
+    Skipping,
+    StopForward,
+    Turn,
+    open_runs,
+    snapshot,
+)
 from hookline.errors import HooklineError
 from hookline.text.image_tokens import image_token_id
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.index import ModelPoints
+from hookline.types import ModuleCall
 
 
 def resumed(
@@ -130,7 +136,7 @@ def hooks_before(points: ModelPoints, layer: int) -> list[PointAction]:
     before: set[nn.Module] = {module for block in anatomy.blocks[:first] for module in block.module.modules()}
     entry = (anatomy.main.embed, anatomy.main.embed_norm, anatomy.main.pos_embed)
     before |= {module for module in entry if module is not None}
-    actions = [action for routes in (*active.get(), points.permanent) for action in routes.actions]
+    actions = [action for routes in (*open_runs(), points.permanent) for action in routes.actions]
     return [
         action for action in actions if isinstance(action, PointAction) and action.must_fire and action.module in before
     ]
@@ -155,7 +161,7 @@ def stream_at(points: ModelPoints, layer: int, forward: Callable[[], Any]) -> Te
 class _Stop(PointAction):
     """Keeps the stream with its graph, after all hooks and records at the point, and ends the pass."""
 
-    phase = Phase.RECORD
+    phase = Record.phase
     must_fire = False
     only_reads = True
     stream: Tensor | None = None

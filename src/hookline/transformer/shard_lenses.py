@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hookline.engine._sharding.own_parts import own_site
-from hookline.engine.derived import Keys, Unflatten
+from hookline.engine import sharding
 from hookline.errors import HooklineError, UnavailablePointError
-from hookline.transformer.layout_lenses import Heads, HeadsFirst, Interleaved
+from hookline.transformer.layout_lenses import Heads, HeadsFirst, Interleaved, Keys, Unflatten
 
 TIMEOUT = timedelta(seconds=60)
 """How long a process waits for the others."""
@@ -160,7 +159,7 @@ class GatheredHeads:
             lens: Any = HeadsFirst(head_count)
         else:
             head_count = first.heads // count
-            lens = Keys(head_count, None if first.keys is None else own_site(first.keys)[0])
+            lens = Keys(head_count, tuple(sharding.own_site(site)[0] for site in first.keys))
         return (lens, *rest[1:]), (range(rank * head_count, rank * head_count + head_count),)
 
     def stand_in(self, value: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from hookline.engine._sharding.split_values import complete, preparations, processes, refuse, refuse_items, sharing
-from hookline.engine.order import Kind
+from hookline.engine import Kind, sharding
 from hookline.errors import HooklineError
 from hookline.transformer import roles
 from hookline.transformer.agreement import Agreement
@@ -49,15 +48,15 @@ def prepare_sharded(module: nn.Module) -> None:
             "distributed_config=DistributedConfig(tp_plan='auto'); device_map='auto' spreads a model over devices "
             "within one process"
         )
-    if sharded is not None and module not in processes:
+    if sharded is not None and module not in sharding.processes:
         group = manager.get_mesh("tp").get_group()
         agreement = Agreement(group)
         _gather(sharded, group)
-        sharing.update(dict.fromkeys((layer for layer, _ in _styles(sharded)), agreement))
-        processes[module] = processes[sharded] = agreement
+        sharding.sharing.update(dict.fromkeys((layer for layer, _ in _styles(sharded)), agreement))
+        sharding.processes[module] = sharding.processes[sharded] = agreement
 
 
-preparations.append(prepare_sharded)
+sharding.preparations.append(prepare_sharded)
 
 
 def _other_parallelism(module: nn.Module, *, is_tensor_parallel: bool) -> str | None:
@@ -91,21 +90,25 @@ def _gather(model: nn.Module, group: Any) -> None:
         if style in SPLIT:
             kind, width, blocks = SPLIT[style]
             shards = Shards(group, part_sizes(getattr(module, width) // blocks, dist.get_world_size(group)))
-            complete(module, kind, Gathered(shards, -1, blocks))
+            sharding.complete(module, kind, Gathered(shards, -1, blocks))
         elif style not in WHOLE:
-            refuse(module, f"on a tensor-parallel model, points of layers of the style {style!r} are not available")
+            sharding.refuse(
+                module, f"on a tensor-parallel model, points of layers of the style {style!r} are not available"
+            )
     for parent in model.modules():
         children = [styles.get(child, "") for child in parent.children()]
         if not any(SPLIT.get(style, (None,))[0] is Kind.OUTPUT for style in children):
             continue
         _check_heads(parent, styles, dist.get_world_size(group))
-        refuse_items(parent, f"on a tensor-parallel model, {type(parent).__name__} returns it for some heads only")
+        sharding.refuse_items(
+            parent, f"on a tensor-parallel model, {type(parent).__name__} returns it for some heads only"
+        )
         for kind in INSIDE:
-            complete(parent, kind, GatheredHeads(group))
+            sharding.complete(parent, kind, GatheredHeads(group))
         for child in parent.children():
             if child not in styles:
                 for submodule in child.modules():
-                    refuse(
+                    sharding.refuse(
                         submodule,
                         f"{type(submodule).__name__} works on the part of an activation that this process has: on a "
                         f"tensor-parallel model its points are not available",

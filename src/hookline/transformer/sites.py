@@ -8,22 +8,29 @@ from typing import Any, Self
 
 from torch import nn
 
-from hookline.engine._inner.attention import AttentionShape, AttentionTap, expect
-from hookline.engine._sharding.split_values import completing
-from hookline.engine.derived import Added, Difference, ExpandBatch, Keys, MergeTiles, Unflatten
-from hookline.engine.lenses import FIRST, Lens, chained
-from hookline.engine.names import lens_of
-from hookline.engine.order import Kind
-from hookline.engine.points import Site
+from hookline.engine import FIRST, Kind, Lens, Site, attention, chained, lens_of, sharding
 from hookline.transformer import roles
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.architectures import architecture
-from hookline.transformer.layout_lenses import Heads, HeadsFirst, Interleaved, Slice, Times, TimesParameter
+from hookline.transformer.experts import choices_of
+from hookline.transformer.layout_lenses import (
+    Added,
+    Difference,
+    ExpandBatch,
+    Heads,
+    HeadsFirst,
+    Interleaved,
+    Keys,
+    MergeTiles,
+    Slice,
+    Times,
+    TimesParameter,
+    Unflatten,
+)
 from hookline.transformer.norms import norm_of, norm_sites
 from hookline.transformer.per_head import HeadResult, ThroughNorm, per_head_inputs
 from hookline.transformer.point_table import POINTS, PointRow, inside
 from hookline.transformer.roles import child
-from hookline.transformer.router import RouterTap, choices_of
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ def entry_points(stack: Stack, nth: int | None) -> Iterator[PointSpec]:
 
 def position_site(module: nn.Module, embedded: Site) -> Site:
     """The site of `hook_pos_embed`, with as many rows as there are embeddings."""
-    return Site(module, Kind.OUTPUT, ExpandBatch(embedded, FIRST), (embedded,))
+    return output_of(module, ExpandBatch((embedded,)))
 
 
 def layer_points(stack: Stack) -> Iterator[PointSpec]:
@@ -199,7 +206,7 @@ class LayerSites:
         yield from self._norm("ln_cross", cross.norm, is_before=True)
         for spec in _inside_attention("cross_attn", cross.attn, cross.o, self.config):
             is_apart = self.architecture.separate_tiles and spec.name.endswith(("hook_k", "hook_v"))
-            yield _through(spec, MergeTiles(resid_mid), resid_mid) if is_apart else spec
+            yield _through(spec, MergeTiles((resid_mid,))) if is_apart else spec
         yield from norm_points("ln_cross_post", cross.post_norm, self.width)
         out = output_of(cross.post_norm or cross.attn)
         if cross.stream_norm is not None and cross.o is not None:
@@ -210,7 +217,7 @@ class LayerSites:
         stream_norm = cross.stream_norm or (None if self.is_pre_norm else cross.norm)
         yield from self._norm("ln_cross", stream_norm, is_before=False)
         after = output_of(stream_norm) if stream_norm is not None else _sum(resid_mid, out)
-        yield PointSpec.of("hook_resid_mid_cross", replace(after, needs=tuple({*after.needs, *resid_mid.needs})))
+        yield PointSpec.of("hook_resid_mid_cross", after)
 
     def _mlp_points(self) -> Iterator[PointSpec]:
         """The points of the MLP and its norms; all unavailable if there is no MLP."""
@@ -223,7 +230,7 @@ class LayerSites:
             PointSpec.of("hook_mlp_out", self._mlp_out(), "this layer has no MLP"),
         ):
             is_flat = self.architecture.flattened_rows and spec.axes in ("b p m", "b p d", "b p 1")
-            yield _through(spec, Unflatten(self.resid_pre), self.resid_pre) if is_flat else spec
+            yield _through(spec, Unflatten((self.resid_pre,))) if is_flat else spec
 
     def _mlp_in(self) -> Site | str:
         block = self.block
@@ -231,8 +238,8 @@ class LayerSites:
             return input_of(block.ln2)
         if self.architecture.parallel and block.ln1 is not None and block.mlp is not None:
             stream = input_of(block.ln1)
-            lens = ThroughNorm(block.ln1, stream, lens_of(block.mlp, Kind.INPUT))
-            return Site(block.mlp, Kind.INPUT, lens, (stream,), stage=-1)
+            lens = ThroughNorm(block.ln1, (stream,), lens_of(block.mlp, Kind.INPUT))
+            return Site(block.mlp, Kind.INPUT, lens, stage=-1)
         return "the MLP reads the stream itself: hook_resid_mid" if block.has_mlp else "this layer has no MLP"
 
     def _inside_mlp(self) -> Iterator[PointSpec]:
@@ -257,18 +264,18 @@ class LayerSites:
         mixture = self.block.mlp or self.block.mixer
         experts = child(mixture, roles.EXPERTS) if mixture is not None else None
         router = child(mixture, roles.ROUTER) if mixture is not None else None
-        rows, like = Unflatten(self.resid_pre), (self.resid_pre,)
+        rows = Unflatten((self.resid_pre,))
         sites: dict[str, Site] = {}
         why = "this layer is not a mixture of experts"
         if experts is not None and router is not None:
-            sites["hook_router"] = Site(router, Kind.ROUTER, rows, like, tap_type=RouterTap)
+            sites["hook_router"] = Site(router, Kind.ROUTER, rows)
             why = "the experts of this layer do not take it as an argument"
             parameters = getattr(lens_of(experts, Kind.INPUT), "parameters", ())
             for point, word in (("hook_expert_weights", "weights"), ("hook_expert_indices", "ind")):
                 for name in [name for name in parameters if word in name][:1]:
                     lens = chained(lens_of(experts, Kind.INPUT, (name,)), rows)
                     choices = choices_of(experts) if word == "ind" else None
-                    sites[point] = Site(experts, Kind.INPUT, lens, like, choices=choices)
+                    sites[point] = Site(experts, Kind.INPUT, lens, choices=choices)
         for point in ("hook_router", "hook_expert_weights", "hook_expert_indices"):
             yield PointSpec.of(f"mlp.{point}", sites.get(point), why)
 
@@ -279,7 +286,7 @@ class LayerSites:
             is_more and block.ln2 is not None
         ):  # a sum of several modules, or masked where there is no image to attend to
             stream = input_of(block.ln2)
-            return Site(block.module, Kind.OUTPUT, Difference(stream, FIRST), needs=(stream,), stage=-1)
+            return Site(block.module, Kind.OUTPUT, chained(FIRST, Difference((stream,))), stage=-1)
         if block.ln2_post is not None:
             return _times(output_of(block.ln2_post), factor)
         if block.mlp is None or self.architecture.residual_in_mlp:
@@ -296,7 +303,7 @@ def _inside_attention(prefix: str, attn: nn.Module, o: nn.Module | None, config:
         sites["z"] = sites["result"] = f"{type(attn).__name__} projects several streams, one after the other"
     elif o is not None:
         z = sites["z"] = input_of(o, Heads(heads))
-        sites["result"] = Site(o, Kind.OUTPUT, HeadResult(o, z), (z,), stage=-1)
+        sites["result"] = Site(o, Kind.OUTPUT, HeadResult(o, (z,)), stage=-1)
     for name in inside(prefix):
         yield PointSpec.of(f"{prefix}.hook_{name}", sites.get(name), "this attention has no such projection")
 
@@ -307,16 +314,16 @@ def _in_products(attn: nn.Module, config: Any, heads: int, groups: int) -> dict[
     if any(hasattr(attn, name) for name in roles.ATTENTION_IN_PARTS):
         return dict.fromkeys(names, f"{type(attn).__name__} computes no pattern of all tokens, but several parts")
     is_convolution = isinstance(child(attn, roles.QUERY), nn.Conv1d)
-    expect(attn, AttentionShape(None if completing(attn, Kind.SCORES) else heads, positions_last=is_convolution))
+    attention.expect(attn, None if sharding.completing(attn, Kind.SCORES) else heads, positions_last=is_convolution)
     rot_q = _in_attention(attn, Kind.QUERY, HeadsFirst(heads))
     rot_k = _in_attention(attn, Kind.KEY, HeadsFirst(groups))
     keys = (rot_k,) if architecture(config).attention_sinks else ()
-    weights = (_in_attention(attn, kind, Keys(heads, *keys), *keys) for kind in (Kind.SCORES, Kind.PATTERN))
+    weights = (_in_attention(attn, kind, Keys(heads, keys)) for kind in (Kind.SCORES, Kind.PATTERN))
     return dict(zip(names, (rot_q, rot_k, *weights), strict=True))
 
 
-def _in_attention(attn: nn.Module, kind: Kind, lens: Lens, *needs: Site) -> Site:
-    return Site(attn, kind, chained(*completing(attn, kind), lens), needs, tap_type=AttentionTap)
+def _in_attention(attn: nn.Module, kind: Kind, lens: Lens) -> Site:
+    return Site(attn, kind, chained(*sharding.completing(attn, kind), lens))
 
 
 def query_heads(attn: nn.Module, config: Any) -> int | None:
@@ -399,11 +406,9 @@ def _times_parameter(site: Site, block: Block, which: int) -> Site:
 
 
 def _sum(base: Site, added: Site) -> Site:
-    return Site(added.module, added.kind, Added(base, added.lens), needs=(base,), stage=added.stage + 1)
+    return Site(added.module, added.kind, chained(added.lens, Added((base,))), stage=added.stage + 1)
 
 
-def _through(spec: PointSpec, lens: Lens, like: Site) -> PointSpec:
-    """The point through another lens, which needs the value at `like`."""
-    if spec.site is None:
-        return spec
-    return replace(spec, site=replace(spec.site, lens=chained(spec.site.lens, lens), needs=(like, *spec.site.needs)))
+def _through(spec: PointSpec, lens: Lens) -> PointSpec:
+    """The point through another lens."""
+    return spec if spec.site is None else replace(spec, site=replace(spec.site, lens=chained(spec.site.lens, lens)))

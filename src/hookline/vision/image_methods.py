@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hookline.engine.plan import Plan
-from hookline.engine.signatures import parameters_of
+from hookline.engine import Plan
 from hookline.errors import HooklineError
+from hookline.functions.signatures import parameters_of
 from hookline.text.image_tokens import mask_in
 from hookline.text.tokenizer import Side, Text, check_no_mapping, shown_prompt
 from hookline.vision.families import LayoutInputs, patch_boxes

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.engine.lenses import Chain, First, Lens
+from hookline.engine import FIRST, Lens, chained, parts_of
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import tokenizers
 from hookline.text.tokenizer import single_token
@@ -111,8 +111,9 @@ def is_reversed(module: nn.Module) -> bool:
 
 def without_first(lens: Lens) -> Lens:
     """The lens without its first step, which finds the tensor in the output of a module."""
-    if isinstance(lens, Chain) and isinstance(lens.lenses[0], First):
-        return Chain(tuple(step for step in lens.lenses[1:] if not isinstance(step, Gathered)))
+    first, *rest = parts_of(lens)
+    if first == FIRST and rest:
+        return chained(*[part for part in rest if not isinstance(part, Gathered)])
     raise HooklineError("the output of this projection is not split into heads in a way that applies to its weights")
 
 

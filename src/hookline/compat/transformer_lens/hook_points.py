@@ -11,10 +11,10 @@ from hookline.compat.transformer_lens._impl.absent import refusing
 from hookline.compat.transformer_lens._impl.given_points import GivenDicts
 from hookline.compat.transformer_lens._impl.hooks import HookIntrospectionMixin as HookIntrospectionMixin
 from hookline.compat.transformer_lens._impl.hooks import LensHooks
-from hookline.engine.callbacks import HookFunction as HookFunction
-from hookline.engine.names import Filter
-from hookline.engine.points import HookHandle as LensHandle  # noqa: F401
-from hookline.engine.points import HookPoint as HookPoint
+from hookline.engine import HookHandle as LensHandle  # noqa: F401
+from hookline.engine import HookPoint as HookPoint
+from hookline.types import Filter
+from hookline.types import HookFunction as HookFunction
 
 NamesFilter = Filter
 DeviceType = torch.device | str | None

@@ -14,7 +14,7 @@ from hookline.compat.transformer_lens._impl.bridge_registry import BridgePoints,
 from hookline.compat.transformer_lens._impl.describe import NO_BOS_IN_BRIDGE
 from hookline.compat.transformer_lens._impl.hooked_transformer import HookedTransformer
 from hookline.compat.transformer_lens._impl.pretrained import refuse
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import UnknownPointError
 from hookline.model import HookedModel
 

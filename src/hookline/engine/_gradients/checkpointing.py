@@ -29,7 +29,7 @@ from hookline.engine._torch.checkpoint_regions import (
 from hookline.engine._torch.frames import callers, frame_at
 from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine.calls import is_call_of
-from hookline.engine.pass_state import pass_state
+from hookline.engine.pass_state import Saved, pass_state
 
 if TYPE_CHECKING:
     from hookline.engine.actions import PointAction
@@ -115,7 +115,9 @@ def keep_for_second_run(action: PointAction, forward_pass: Any, *, must_act: boo
     for region, args in regions_in_first_run():
         region.__dict__["_hookline_pass"] = forward_pass
         indices = region.__dict__.setdefault("_hookline_given", {})
-        indices |= {site: index for site, x in pass_state.saved.items() for index, arg in enumerate(args) if arg is x}
+        indices |= {
+            site: index for site, saved in pass_state.saved.items() for index, arg in enumerate(args) if arg is saved.x
+        }
         acted = region.__dict__.setdefault("_hookline_acted", {})
         if action not in acted:
             run = action.run
@@ -222,7 +224,7 @@ def stash_again() -> None:
     """
     for region, args in reversed(list(regions_in_second_run())):  # the innermost last: its arguments are the latest
         for site, index in region.__dict__.get("_hookline_given", {}).items():
-            pass_state.saved[site], pass_state.memo[site] = args[index], {}
+            pass_state.saved[site] = Saved(args[index])
 
 
 def _is_part_of(module: nn.Module) -> bool:

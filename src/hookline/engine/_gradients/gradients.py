@@ -14,18 +14,18 @@ from hookline.engine._gradients.checkpointing import is_first_run
 from hookline.engine._gradients.gradient_sources import OVERWRITTEN, GradientSource, SentTensor
 from hookline.engine._memory.aliases import is_discarded, is_overwriting, is_passed_through
 from hookline.engine._memory.outside import is_whole
+from hookline.engine._memory.results import fit
 from hookline.engine._memory.snapshots import is_from_outside, is_unchanged, snapshot
-from hookline.engine._memory.structures import NoTensorError
 from hookline.engine._reports import failures
 from hookline.engine.actions import PointAction
-from hookline.engine.callbacks import Caller
 from hookline.engine.events import call_hook
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.order import Kind, Phase
 from hookline.engine.pass_state import pass_state
-from hookline.engine.results import fit
 from hookline.engine.schedule import Step
 from hookline.errors import HookError, UnavailablePointError
+from hookline.functions.callers import Caller
+from hookline.values.structures import NoTensorError
 
 if TYPE_CHECKING:
     from hookline.engine._recording.recorder import Recorder
@@ -196,7 +196,7 @@ class BackwardHook(GradientTap, HookAction):
 
     def miss(self, error: NoTensorError) -> None:
         """A hook needs a tensor."""
-        failure = failures.nothing_there(self, error)
+        failure = self.nothing_there(error)
         if self.on_error != "skip":
             raise failure from error
         failures.skip(self, failure)

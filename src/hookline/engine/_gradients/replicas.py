@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hookline.engine._memory.structures import tensors_in
 from hookline.engine._torch.data_parallel import PARAMETERS, can_find_ddp, parameters_of_ddp, running_ddp
 from hookline.engine._torch.graph_tasks import at_end_of_backward
 from hookline.engine._torch.refcounts import references
 from hookline.errors import warn
+from hookline.values.structures import tensors_in
 
 
 class _Replica:

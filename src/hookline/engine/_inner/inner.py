@@ -2,109 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
 from hookline.engine._inner import interception
 from hookline.engine._inner.interception import FunctionInterceptor
-from hookline.engine._undo.torch_hooks import remove_hook
+from hookline.engine._torch.hooks_on_modules import HookPlace, put_all, take_all
 from hookline.engine.order import Kind
-from hookline.engine.pass_state import pass_state
 from hookline.engine.taps import Tap, lock, tap_on
 
 
 class InnerTap(Tap):
-    """A tap inside a module; active while the module's scope is."""
+    """A tap inside a module. What is attached to the module is a scope, which all taps inside it share."""
 
     interceptor: ClassVar[type[FunctionInterceptor]]
-    _scope: InterceptScope | None = None
 
     def acquire(self, module: nn.Module, user: object) -> None:
         """Look into `module` for `user`."""
-        self.users.add(id(user))
-        self._scope = self._scope or scope_of(module)
-        self._scope.acquire(module, type(self), (self, user))
+        scope_of(module).acquire(module, type(self), (id(self), id(user)))
 
-    def release(self, module: nn.Module, user: object) -> None:  # noqa: ARG002
+    def release(self, module: nn.Module, user: object) -> None:
         """Undo `acquire`."""
-        self.users.discard(id(user))
-        if self._scope is not None:
-            self._scope.release((self, user))
-
-    def ignored_in(self, module: nn.Module) -> frozenset[str]:
-        """The names of the children of the module in which nothing is intercepted."""
-        return self.interceptor.ignored_in(module)
-
-    def around(self, module: nn.Module, captures: Mapping[Tap, Callable[[Any], None]]) -> Callable[..., Any]:
-        """Return a function that calls the module with interception, as its scope would; no child may be ignored.
-
-        `captures` are what a run that is alone does at the taps.
-        """
-        make, taps = self.interceptor, _taps_in(module, type(self))
-        all_captures = [captures[tap] for tap in taps.values()] if captures.keys() >= {*taps.values()} else None
-
-        def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            depth = len(pass_state.interceptors)
-            interceptor = make.for_call(args, kwargs)(module, taps, (args, kwargs))
-            interceptor.captures = all_captures
-            interception.start(interceptor)
-            try:
-                output = function(*args, **kwargs)
-            finally:
-                interception.stop(depth)
-            interceptor.check()
-            return output
-
-        return call
-
-
-def _taps_in(module: nn.Module, tap_type: type[InnerTap]) -> dict[Kind, Tap]:
-    return {kind: tap_on(module, kind, make=tap_type) for kind in tap_type.interceptor.kinds}
+        scope_of(module).release(module, (id(self), id(user)))
 
 
 class InterceptScope:
     """Torch hooks before and after a module's call, between which torch functions are intercepted."""
 
     def __init__(self) -> None:
-        self.users: set[tuple[int, int]] = set()
-        self._hooks: list[tuple[nn.Module, Any]] = []
-        self._is_whole = False
+        self.users: set[object] = set()
+        self._hooks: list[tuple[HookPlace, nn.Module | None, Any]] = []
+        """Places, modules and hooks; None for the module itself, which must not be kept alive from here."""
+        self._children: list[nn.Module] | None = None
 
-    def acquire(self, module: nn.Module, tap_type: type[InnerTap], user: tuple[Tap, object]) -> None:
+    def acquire(self, module: nn.Module, tap_type: type[InnerTap], user: object) -> None:
         """Be around `module` for one more user."""
-        self.users.add((id(user[0]), id(user[1])))
-        if self._is_whole:
-            return
-        self._take_off()
+        if not self.users:
+            self._plan(module, tap_type)
+        self.users.add(user)
+        if len(self.users) == 1:
+            put_all([(place, child or module, hook) for place, child, hook in self._hooks])
+
+    def release(self, module: nn.Module, user: object) -> None:
+        """Undo `acquire`. Safe to call twice."""
+        self.users.discard(user)
+        if not self.users:
+            take_all([(place, child or module, hook) for place, child, hook in self._hooks])
+
+    def _plan(self, module: nn.Module, tap_type: type[InnerTap]) -> None:
+        """Find out what to attach where, once unless a child was replaced."""
         make = tap_type.interceptor
         children = [module.get_submodule(name) for name in make.ignored_in(module)]
-        enter = partial(_enter, make, _taps_in(module, tap_type))
-        muted, back = partial(_mute, module, 1), partial(_mute, module, -1)
-        # Noted before they are attached, so that after an interrupt `release` finds all of them.
-        self._hooks = [(module, enter), (module, _leave)]
-        self._hooks += [(child, hook) for child in children for hook in (muted, back)]
-        module.register_forward_pre_hook(enter, with_kwargs=True)
-        module.register_forward_hook(_leave, prepend=True, always_call=True)
-        for child in children:
-            child.register_forward_pre_hook(muted)
-            child.register_forward_hook(back, always_call=True)
-        self._is_whole = True
-
-    def release(self, user: tuple[Tap, object]) -> None:
-        """Undo `acquire`."""
-        self.users.discard((id(user[0]), id(user[1])))
-        if not self.users:
-            self._is_whole = False
-            self._take_off()
-
-    def _take_off(self) -> None:
-        for module, hook in self._hooks:
-            remove_hook(module, hook)
-        self._hooks = []
+        if children == self._children:
+            return
+        taps = {kind: tap_on(module, kind, make=tap_type) for kind in make.kinds}
+        for tap in taps.values():
+            tap.users = self.users  # type: ignore[assignment]
+        muted, back = partial(_mute, ref(module), 1), partial(_mute, ref(module), -1)
+        before, after = partial(HookPlace, is_before=True), partial(HookPlace, is_before=False, is_always=True)
+        self._hooks = [
+            (before(is_first=False), None, partial(_enter, make, taps)),
+            (after(is_first=True), None, _leave),
+            *((before(is_first=False), child, muted) for child in children),
+            *((after(is_first=False), child, back) for child in children),
+        ]
+        self._children = children
 
 
 def _enter(
@@ -113,14 +78,14 @@ def _enter(
     interception.start(make.for_call(args, kwargs)(module, taps, (args, kwargs)))
 
 
-def _leave(module: nn.Module, _args: Any, output: Any) -> None:
+def _leave(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
     interceptor = interception.stop_in(module)
     if interceptor is not None and output is not None:  # None if the module raised
         interceptor.check()
 
 
-def _mute(module: nn.Module, more: int, *_: Any) -> None:
-    interception.mute(module, more)
+def _mute(module: ref[nn.Module], more: int, *_: Any) -> None:
+    interception.mute(module(), more)
 
 
 _scopes: WeakKeyDictionary[nn.Module, InterceptScope] = WeakKeyDictionary()
@@ -129,4 +94,7 @@ _scopes: WeakKeyDictionary[nn.Module, InterceptScope] = WeakKeyDictionary()
 def scope_of(module: nn.Module) -> InterceptScope:
     """The one scope of a module."""
     with lock:
-        return _scopes.setdefault(module, InterceptScope())
+        scope = _scopes.get(module)
+        if scope is None:
+            scope = _scopes[module] = InterceptScope()
+        return scope

@@ -2,7 +2,7 @@
 
 A module computes its intermediate values with a few torch functions. While a run looks into a module, the calls of
 those functions are intercepted, in this thread and this module only; `attention.py`, `plain_attention.py` and
-`transformer/router.py` define what is intercepted. There are two ways:
+`transformer/experts.py` define what is intercepted. There are two ways:
 
   ModeInterceptor       a torch function mode: called for every torch function, even for reading a shape
   OperatorInterceptor   kernels of a few operators (`operators.py`): all other functions run as always, at no cost
@@ -10,7 +10,7 @@ those functions are intercepted, in this thread and this module only; `attention
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -44,8 +44,6 @@ class FunctionInterceptor:
     """The inner events that it reports."""
     ignored: ClassVar[frozenset[str]] = frozenset()
     """The names of children in which nothing is intercepted."""
-    captures: Sequence[Callable[[Any], None]] | None = None
-    """What a run that only records does at each of the events, if it was alone when the module was called."""
     plain: ClassVar[frozenset[type[nn.Module]]] = frozenset()
     """Classes of children that call none of the functions that are intercepted."""
 
@@ -233,7 +231,7 @@ def stop_in(module: nn.Module) -> FunctionInterceptor | None:
     return interceptor
 
 
-def mute(module: nn.Module, more: int) -> None:
+def mute(module: nn.Module | None, more: int) -> None:
     """Enter (1) or leave (-1) a child of `module` that is ignored."""
     for interceptor in reversed(pass_state.interceptors):
         if interceptor.module is module:

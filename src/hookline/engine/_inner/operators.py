@@ -46,7 +46,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 """The operators with kernels, and the torch functions that call them."""
 
-_WHOLE: dict[str, Callable[..., Any]] = {"einsum": torch.ops.aten.einsum.default}
+_WHOLE: dict[str, Callable[..., Any]] = {
+    "einsum": torch.ops.aten.einsum.default,
+    "linear": torch.ops.aten.linear.default,
+}
 """Operators that are made of those above, whose calls in them are not the module's own."""
 
 

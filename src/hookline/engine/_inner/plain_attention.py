@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._inner.attention import INTERCEPTED, SEVERAL, AttentionSteps, AttentionTap
+from hookline.engine._inner.attention_steps import INTERCEPTED, SEVERAL, AttentionSteps, AttentionTap
 from hookline.engine._inner.interception import ModeInterceptor, NoInterceptor
 from hookline.engine._torch.attention_functions import OPENED, WHOLE
+from hookline.engine.formulas import Formula
 from hookline.engine.order import Kind
 from hookline.engine.taps import Tap
 
@@ -38,22 +39,21 @@ _NESTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class HeadAxis:
+class HeadAxis(Formula):
     """A tensor with heads beside the batch, `(b h) p e`, read as `b h p e`; any other as it is."""
 
-    is_pure: ClassVar[bool] = True
     heads: int
 
-    def get(self, value: Tensor) -> Tensor:
+    def compute(self, x: Tensor) -> Tensor:
         """The heads on an axis of their own."""
-        return value.unflatten(0, (-1, self.heads)) if self._is_flat(value) else value
+        return x.unflatten(0, (-1, self.heads)) if self._is_flat(x) else x
 
-    def put(self, value: Tensor, tensor: Tensor) -> Tensor:
+    def restore(self, x: Tensor, tensor: Tensor) -> Tensor:
         """The tensor as the module computes it."""
-        return tensor.flatten(0, 1) if self._is_flat(value) else tensor
+        return tensor.flatten(0, 1) if self._is_flat(x) else tensor
 
-    def _is_flat(self, value: Tensor) -> bool:
-        return value.ndim == 3 and value.shape[0] % self.heads == 0
+    def _is_flat(self, x: Tensor) -> bool:
+        return x.ndim == 3 and x.shape[0] % self.heads == 0
 
 
 def heads_of(module: nn.Module) -> int:

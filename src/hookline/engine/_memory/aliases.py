@@ -27,20 +27,19 @@ from hookline.engine._memory.snapshots import (
     own,
     snapshot,
 )
-from hookline.engine._memory.structures import children, replaced, tensors_in
 from hookline.engine._torch.bytecode import DISCARDED, RETURNED, USED, can_read, fate_of, is_calling
 from hookline.engine._torch.frames import MODULE_CALL, SEQUENTIAL, TORCH_MODULES, callers, frame_at
 from hookline.engine._torch.transforms import is_wrapped
 from hookline.engine._torch.version_counters import can_keep_version, keep_version
 from hookline.engine.calls import is_call_of
 from hookline.engine.pass_state import pass_state
+from hookline.values.structures import children, replaced, tensors_in
 
 
 def is_passed_through(x: Tensor) -> bool:
     """Whether `x`, at the output of a module, is an argument of that call, or a view of one."""
-    return pass_state.arguments is not None and any(
-        is_same_memory(x, each) for each in tensors_in(pass_state.arguments)
-    )
+    arguments = tensors_in((pass_state.arguments, *pass_state.originals))
+    return any(is_same_memory(x, argument) for argument in arguments)
 
 
 _ACTIVATIONS = (
@@ -202,7 +201,7 @@ def give_back(module: nn.Module, value: Any) -> Any:
     warn_of_lost_edit(copies, value, edited)
     for copy in copies:
         copy.apply(as_callers)
-    pass_state.arguments = (pass_state.arguments, callers)
+    pass_state.originals = callers
     return as_callers(value)
 
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from hookline.engine._memory.structures import children, replaced
 from hookline.engine._torch.graph_tasks import at_end_of_backward
 from hookline.engine.pass_state import pass_state
 from hookline.errors import HooklineError, NeverFiredWarning, a_type, users_level
+from hookline.values.structures import children, replaced
 
 Change: TypeAlias = Callable[[Any], Any]
 

@@ -14,9 +14,9 @@ from weakref import ref
 
 from torch import Tensor, UntypedStorage, nn
 
-from hookline.engine._memory.structures import tensors_in
 from hookline.engine.calls import running_modules
 from hookline.engine.pass_state import pass_state
+from hookline.values.structures import tensors_in
 
 OwnedTensors: TypeAlias = list[dict[str, Any]]
 """The dictionaries in which modules hold their tensors."""

@@ -128,11 +128,8 @@ def is_as_lent(given: Tensor, kept: Tensor | None) -> bool:
     return (is_nested or given.shape == kept.shape) and has_same_bits(given, kept)
 
 
-def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is_new: bool = False) -> Tensor | None:
-    """Return a snapshot that shares memory; None if that is not safe.
-
-    `is_new` states that the module that returned `x` has left no reference to it anywhere.
-    """
+def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False) -> Tensor | None:
+    """Return a snapshot that shares memory; None if that is not safe."""
     is_plain = (  # as `_is_plain`, which would cost a call at each event; a parameter is held by others
         type(x) is Tensor
         and (x.is_cpu or x.is_cuda)
@@ -147,8 +144,7 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
     if x.is_cuda and current_stream(x.get_device()):  # type: ignore[misc]
         return None
     storage = x.untyped_storage()
-    is_new = is_new and can_count() and memory_references(storage._cdata) == _ONE_TENSOR  # and no view of it
-    if is_new or is_shared(x):  # it is shared already, so that it may be, and not for the first time in two threads
+    if is_shared(x):  # it is shared already, so that it may be, and not for the first time in two threads
         try:
             return lazy_clone(x)
         except RuntimeError:  # as `_lazy_clone`, without a call
@@ -175,7 +171,9 @@ def shared(x: Tensor, *, is_for_reading: bool = False, is_ours: bool = False, is
     if not (_sharing.acquire(False) or _sharing.acquire(timeout=0.01)):
         return None
     try:
-        return _lazy_clone(x)
+        return lazy_clone(x)
+    except RuntimeError:  # as `_lazy_clone`, without a call
+        return None
     finally:
         _sharing.release()
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hookline.engine._recording.lineage import Lineage
-from hookline.engine.callbacks import call_style
-from hookline.engine.derived import only_reads_input
+from hookline.engine.helpers import only_reads_input
 from hookline.engine.hook_actions import Edit
 from hookline.engine.runs import Run
+from hookline.functions.callers import call_style
 
 if TYPE_CHECKING:
     from hookline.engine.names import Points

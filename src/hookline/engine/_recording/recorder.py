@@ -10,22 +10,16 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookline.engine import passes
 from hookline.engine._gradients.gradient_sources import OVERWRITTEN, GradientSource
-from hookline.engine._memory.casting import (
-    check_cache_device,
-    check_cache_dtype,
-    is_narrowed,
-    overflow_problem,
-    overflows,
-)
 from hookline.engine._memory.snapshots import inside_transform, snapshot
-from hookline.engine._memory.structures import map_tensors
 from hookline.engine._recording.deferred import Activations, Deferred, is_replayable
 from hookline.engine.pass_state import pass_state
 from hookline.errors import HooklineError, NeverFiredWarning, a_type
+from hookline.values.casting import check_cache_device, check_cache_dtype, is_narrowed, overflow_problem, overflows
+from hookline.values.structures import map_tensors
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
@@ -66,23 +60,12 @@ class Recorder:
         self.log: list[tuple[Any, ...]] = []
         """What was kept, in order: a name and a tensor, or what computes it; or a recipe of `captures.py` and what it
         takes."""
-        self.places: dict[Any, int] = {}
-        """For captures: where the snapshots of sites are in `saved`."""
-        self.saved: list[Tensor | None] = []
         self._calls: dict[str, int] = {}
         """How many calls of each point were kept or missed, where gradients are kept too."""
         self._watched: list[tuple[HookPoint, int, GradientSource]] = []
         self._overflows: list[tuple[str, Tensor]] = []
         """Names of activations that are cast to a smaller range, and whether they overflow, read after the pass."""
         self._has_gaps = False
-
-    def stash(self, module: nn.Module) -> None:
-        """Leave what captures saved where other actions look for it; those of a module save its sites from now on."""
-        for site, place in self.places.items():
-            if site.module is module:
-                self.saved[place] = None
-            elif (x := self.saved[place]) is not None:
-                pass_state.saved[site], pass_state.memo[site] = x, {"kept": x}
 
     def note_pass(self) -> None:
         """Another forward pass of a text has begun."""
@@ -179,7 +162,6 @@ class Recorder:
         """Release the tensors: a run and its actions refer to each other, and wait for the garbage collector."""
         self.log, self._watched, self._overflows = [], [], []
         self._calls, self._has_gaps = {}, False
-        self.saved[:] = [None] * len(self.saved)
         self.forward_pass, self.is_padded = None, False
 
     def by_point(self) -> dict[str, list[Tensor]]:

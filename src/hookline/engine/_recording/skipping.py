@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from hookline.engine._compiler import compiling
-from hookline.engine._recording.detours import PLACE, Detour, detour_of
-from hookline.engine._torch.compiled_calls import need_detours
+from hookline.engine._compiler import pausing
+from hookline.engine._recording.detours import Detour, detour_of
+from hookline.engine._torch.compiled_calls import ATTRIBUTE, need_detours
 from hookline.engine._undo.blocks import UndoBlock
 from hookline.engine.pass_state import pass_state
-from hookline.engine.schedule import ModuleCall
 from hookline.engine.taps import lock
+from hookline.types import ModuleCall
 
 
 class Skipping(UndoBlock):
@@ -28,7 +28,7 @@ class Skipping(UndoBlock):
 
     def open(self) -> None:
         """Skip them in this thread."""
-        with compiling.tracing_lock(), lock:
+        with pausing.tracing_lock(), lock:
             for detour in self._detours:
                 detour.acquire(self)
         self._before = pass_state.skipped
@@ -38,7 +38,7 @@ class Skipping(UndoBlock):
         """Run them again."""
         if self.is_here:
             pass_state.skipped = self._before
-        with compiling.tracing_lock(), lock:
+        with pausing.tracing_lock(), lock:
             for detour in self._detours:
                 detour.release(self)
 
@@ -57,4 +57,4 @@ def skips_here() -> bool:
 
 def is_detoured(module: nn.Module) -> bool:
     """Whether calls of a module are led elsewhere, in any thread."""
-    return isinstance(vars(module).get(PLACE), Detour)
+    return isinstance(vars(module).get(ATTRIBUTE), Detour)

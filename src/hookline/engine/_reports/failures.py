@@ -9,7 +9,6 @@ from hookline.engine._reports.reports import report_skipped
 from hookline.errors import HookError, HooklineError, describe
 
 if TYPE_CHECKING:
-    from hookline.engine._memory.structures import NoTensorError
     from hookline.engine.actions import Action
     from hookline.engine.hook_actions import HookAction
 
@@ -32,11 +31,6 @@ def hook_error(what: str, action: HookAction, original: BaseException | None = N
 def raised(action: HookAction, error: Exception) -> HookError:
     """The error for an exception of the user's function."""
     return hook_error(f"raised {type(error).__name__}: {error}", action, error)
-
-
-def nothing_there(action: HookAction, error: NoTensorError) -> HookError:
-    """The error for a point without a tensor."""
-    return hook_error(f"has nothing to work on: {error}", action, error)
 
 
 def skip(action: HookAction, failure: HookError) -> None:

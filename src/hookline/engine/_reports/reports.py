@@ -38,14 +38,6 @@ def report_elsewhere(calls: Mapping[nn.Module, str], root: nn.Module) -> None:
     _warn("modules with hooks were also called in another thread, where the hooks were not called:", [*lines, advice])
 
 
-def report_compiled(modules: Iterable[nn.Module], root: nn.Module) -> None:
-    """Warn of modules that were compiled during a run, after which their calls were not recorded."""
-    names = {module: name for name, module in root.named_modules()}
-    lines = [f"  {names.get(module, '')!r} ({type(module).__name__})" for module in modules]
-    advice = "Call compile() before the run"
-    _warn("modules were compiled during the run, and nothing was recorded there from then on:", [*lines, advice])
-
-
 def report_missed(missed: Iterable[tuple[HookAction, str]]) -> None:
     """Warn of hooks that fired, but not at all of their positions."""
     lines = [f"  {_label(action)}: {message}" for action, message in missed]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.engine.actions import Record
 from hookline.engine.cache import ActivationCache
-from hookline.engine.lenses import Chain, Lens, chained
+from hookline.engine.lenses import Lens, chained, parts_of
 from hookline.engine.points import HookPoint, Site
 from hookline.errors import HooklineError, UnavailablePointError
 
@@ -25,14 +25,13 @@ Spans: TypeAlias = tuple[range, ...]
 
 def own_site(site: Site) -> tuple[Site, Spans | None]:
     """The site of this process's part, and the indices of its heads or neurons; None if it has all of them."""
-    needs = tuple(own_site(each)[0] for each in site.needs)
-    lenses = site.lens.lenses if isinstance(site.lens, Chain) else (site.lens,)
+    lenses = parts_of(site.lens)
     for place, lens in enumerate(lenses):
         part: Any = getattr(lens, "own_part", None)
         if part is not None:
             rest: tuple[Lens, ...]
             rest, spans = part(lenses[place + 1 :])
-            return replace(site, lens=chained(*lenses[:place], *rest), needs=needs), spans
+            return replace(site, lens=chained(*lenses[:place], *rest)), spans
     return site, None
 
 

@@ -12,7 +12,6 @@ from hookline.engine._reports.reports import not_current, report_missed, report_
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.runs import clear_state
 from hookline.engine.schedule import active
-from hookline.errors import how_many
 
 if TYPE_CHECKING:
     from hookline.engine.actions import PointAction
@@ -30,12 +29,6 @@ def active_hooks(points: Points) -> list[HookAction]:
 def _share_modules(one: nn.Module | None, other: nn.Module) -> bool:
     """Whether one of two modules contains the other; True if it is not known."""
     return one is None or one is other or one in {*other.modules()} or other in {*one.modules()}
-
-
-def added_hooks_text(points: Points) -> str:
-    """How many hooks are added, for the end of a list in a model's repr; empty if there are none."""
-    count = len(points.permanent.hooks())
-    return f", {how_many(count, 'hook')} added" if count else ""
 
 
 def run_and_report(points: Points, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

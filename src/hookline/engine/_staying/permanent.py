@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 from weakref import WeakKeyDictionary, WeakMethod, finalize, ref
 
 from torch import nn
 
-from hookline.engine._compiler import compiling
+from hookline.engine._compiler import pausing
 from hookline.engine._compiler.untraced import leave_compiled_code, untraced
 from hookline.engine._reports.reports import missed_by
+from hookline.engine._sharding.comparing import Compare, CompareInputs
 from hookline.engine._sharding.split_values import processes
 from hookline.engine._undo.blocks import run_twice_on_interrupt
-from hookline.engine.actions import Action, Compare, CompareInputs, bounds
+from hookline.engine.actions import Action, bounds
 from hookline.engine.calls import Calls, Count, running_modules
-from hookline.engine.derived import Effect, Send, with_needs
+from hookline.engine.derived import Effect
+from hookline.engine.helpers import Send, with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule
@@ -62,6 +64,20 @@ class PermanentHooks(Schedule):
 
     raises_own = False
     """Whether an exception of a hook of this model reaches the caller unchanged, not as a `HookError`."""
+
+    attached: Callable[[], Mapping[str, nn.Module] | None] = staticmethod(lambda: None)
+    """Returns the modules that the model calls without having them as submodules, by path. They may refer to it."""
+    _by_root: ClassVar[WeakKeyDictionary[nn.Module, ref[PermanentHooks]]] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, root: nn.Module) -> PermanentHooks:
+        """The permanent hooks of this model: one set, however often the model is wrapped."""
+        with lock:
+            hooks = cls._by_root.get(root, lambda: None)()
+            if hooks is None:
+                hooks = PermanentHooks(root)
+                cls._by_root[root] = ref(hooks)
+            return hooks
 
     def __init__(self, root: nn.Module | None = None) -> None:
         super().__init__()
@@ -109,7 +125,7 @@ class PermanentHooks(Schedule):
     def add(self, *hooks: HookAction) -> None:
         """Add hooks, all of them or none."""
         try:
-            with compiling.tracing_lock(), lock:
+            with pausing.tracing_lock(), lock:
                 for hook in hooks:
                     hook.registration.check_place(hook)
                 is_growing = self._is_settled
@@ -126,7 +142,7 @@ class PermanentHooks(Schedule):
         run_twice_on_interrupt(partial(self._remove, unwanted))
 
     def _remove(self, unwanted: Callable[[HookAction], bool]) -> None:
-        with compiling.tracing_lock(), lock:
+        with pausing.tracing_lock(), lock:
             removed = dict.fromkeys(filter(unwanted, self._hooks))
             is_shrinking = self._is_settled
             self._is_settled = False
@@ -136,13 +152,13 @@ class PermanentHooks(Schedule):
 
     def refresh(self) -> None:
         """A hook was enabled or disabled: disabled ones are taken off the modules."""
-        with compiling.tracing_lock(), lock:
+        with pausing.tracing_lock(), lock:
             self._change(self.hooks())
 
     def move_to(self, other: PermanentHooks) -> None:
         """Move all hooks to another model."""
         if other is not self and (hooks := self.hooks()):
-            with compiling.tracing_lock(), lock:
+            with pausing.tracing_lock(), lock:
                 both, none = [*other.hooks(), *hooks], list[HookAction]()
                 # There is no call between these lines, so no interrupt: every hook is in one of the two.
                 self._is_settled = other._is_settled = False
@@ -203,7 +219,7 @@ class PermanentHooks(Schedule):
         """
         if self._is_settled:
             return
-        with compiling.tracing_lock(), lock:
+        with pausing.tracing_lock(), lock:
             self._settle_hooks()
             active = [hook for hook in self._hooks if hook.registration.is_enabled()]
             actions, root = with_needs(active), self.root()
@@ -221,8 +237,8 @@ class PermanentHooks(Schedule):
             self._settle_taps({action.tap: action.module for action in actions})
             if self._user is None:
                 self._user = _User()
-                finalize(self, compiling.resume, self._user)  # also if the model is freed, hooks and all
-            (compiling.pause if actions else compiling.resume)(self._user)
+                finalize(self, pausing.resume, self._user)  # also if the model is freed, hooks and all
+            (pausing.pause if actions else pausing.resume)(self._user)
             self._is_settled = not helpers
 
     def _helpers_in_use(self) -> list[Action]:
@@ -299,19 +315,6 @@ def keep(hooks: Sequence[tuple[HookPoint, HookAction]]) -> Callable[[], None]:
         undo()
         raise
     return undo
-
-
-_known: WeakKeyDictionary[nn.Module, ref[PermanentHooks]] = WeakKeyDictionary()
-
-
-def permanent_hooks_of(root: nn.Module) -> PermanentHooks:
-    """The permanent hooks of this model: one set, however often the model is wrapped."""
-    with lock:
-        known = _known.get(root, lambda: None)()
-        if known is None:
-            known = PermanentHooks(root)
-            _known[root] = ref(known)
-        return known
 
 
 class StayingHooks:

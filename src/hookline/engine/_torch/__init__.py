@@ -28,7 +28,7 @@ from hookline.engine._torch import (
     transforms,
     version_counters,
 )
-from hookline.engine._torch.proofs import Probe, requirement
+from hookline.engine._torch.proofs import Probe, requirement, why_broken
 
 _TRICKS = (
     *(hooks_on_modules, compiled_calls, copy_on_write, refcounts, version_counters, graph_tasks, checkpoint_regions),
@@ -49,3 +49,11 @@ need_basics = requirement(
     )
 )
 """Raise if one of the tricks that every hook needs does not hold."""
+
+
+def tricks() -> dict[str, str]:
+    """Try all that the engine needs of torch and Python beside what they document.
+
+    Returns for each why it does not hold here; an empty text if it does.
+    """
+    return {name: why_broken(probe) for name, probe in PROBES.items()}

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from hookline.engine._torch.bytecode import code_of
 from hookline.engine._torch.proofs import insist, private, requirement
+from hookline.functions.signatures import code_of
 
 softmax_kernel = private(torch, "_softmax")
 SOFTMAX = frozenset({torch.softmax, F.softmax, Tensor.softmax, softmax_kernel})

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from inspect import CO_OPTIMIZED
-from operator import attrgetter
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,8 +24,6 @@ from torch import nn
 from hookline.engine._torch.frames import frame_at
 from hookline.engine._torch.proofs import insist, once
 
-code_of = attrgetter("__code__")
-"""The code of a function."""
 USED, DISCARDED, RETURNED = range(3)
 
 Steps: TypeAlias = tuple[tuple[str, Any], ...]
@@ -38,11 +35,6 @@ class Outcome(NamedTuple):
 
     fate: int
     callee: Steps | None
-
-
-def code_or_none(function: Any) -> CodeType | None:
-    """The code of a function; None if it is written in C, or has a class."""
-    return getattr(function, "__code__", None)
 
 
 def fate_of(frame: FrameType, inner: FrameType) -> int:

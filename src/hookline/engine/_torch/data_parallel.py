@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from hookline.engine._torch.bytecode import code_of
 from hookline.engine._torch.proofs import insist, once
+from hookline.functions.signatures import code_of
 
 running_ddp = attrgetter("_active_ddp_module")
 """The DDP whose forward pass is running; an attribute of the class."""

@@ -10,6 +10,7 @@ If it does not hold, no hook can be attached: the first raises an error.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -30,9 +31,10 @@ keywords_before, keywords_after = attrgetter("_forward_pre_hooks_with_kwargs"), 
 """The numbers of the hooks that also get the keywords of the call."""
 always_after = attrgetter("_forward_hooks_always_called")
 """The numbers of the hooks that are called even if the module raises."""
-before_all, after_all = (
+before_all, after_all, gradients_of_all = (
     private(_torch_module, "_global_forward_pre_hooks"),
     private(_torch_module, "_global_forward_hooks"),
+    private(_torch_module, "_global_backward_hooks"),
 )
 """The hooks on all modules of the process."""
 has_hooks_on_all = private(_torch_module, "_has_any_global_hook")
@@ -43,6 +45,43 @@ next_number = partial(getattr, RemovableHandle, "next_id", None)
 def new_number() -> int:
     """A number that torch assigns to no other hook."""
     return RemovableHandle(OrderedDict()).id
+
+
+class HookPlace:
+    """The place of one of our hooks in the tables of a module, under a number of its own.
+
+    The same as torch's `register_forward_hook`, in an order in which an interrupt leaves nothing that `take_all` does
+    not find.
+    """
+
+    def __init__(self, *, is_before: bool, is_first: bool, is_always: bool = False) -> None:
+        self.number = new_number()
+        self.is_first = is_first
+        """Whether it is before all other hooks; otherwise it is behind those that are there when it is put."""
+        self.table_of = hooks_before if is_before else hooks_after
+        self.flags_of = [keywords_before] if is_before else [keywords_after, *([always_after] if is_always else [])]
+
+
+def put_all(places: Iterable[tuple[HookPlace, nn.Module, Callable[..., Any]]]) -> None:
+    """Attach hooks to modules. One loop, because it runs for every tap of every run."""
+    for place, module, hook in places:
+        table, number = place.table_of(module), place.number
+        if number not in table:
+            for flags_of in place.flags_of:
+                flags_of(module)[number] = True
+            table[number] = hook
+            if place.is_first:
+                table.move_to_end(number, last=False)
+        elif not place.is_first:
+            table.move_to_end(number)
+
+
+def take_all(places: Iterable[tuple[HookPlace, nn.Module, Callable[..., Any]]]) -> None:
+    """Detach hooks from modules. Safe to call twice."""
+    for place, module, _ in places:
+        place.table_of(module).pop(place.number, None)
+        for flags_of in place.flags_of:
+            flags_of(module).pop(place.number, None)
 
 
 class _Raising(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.engine._compiler import compiling
+from hookline.engine._compiler import pausing
 from hookline.engine._torch.hooks_on_modules import (
     always_after,
     hooks_after,
@@ -35,8 +35,8 @@ class TorchHooks(UndoBlock):
 
     def open(self) -> None:
         """Attach the hooks; those before a call also get its keywords."""
-        with compiling.tracing_lock():
-            compiling.pause(self)
+        with pausing.tracing_lock():
+            pausing.pause(self)
             for module, hook in self._before:
                 module.register_forward_pre_hook(hook, with_kwargs=True)
             for module, hook in self._after:
@@ -44,10 +44,10 @@ class TorchHooks(UndoBlock):
 
     def close(self) -> None:
         """Detach the hooks."""
-        with compiling.tracing_lock():
+        with pausing.tracing_lock():
             for module, hook in (*self._before, *self._after):
                 remove_hook(module, hook)
-            compiling.resume(self)
+            pausing.resume(self)
 
 
 def remove_hook(module: nn.Module, hook: Callable[..., Any]) -> None:

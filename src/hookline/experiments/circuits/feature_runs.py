@@ -15,9 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hookline.engine._compiler.compiling import left_out
-from hookline.engine.batch_index import drawn_once
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint, compiling
 from hookline.errors import HooklineError
 from hookline.experiments.circuits.masked_runs import in_batches
 from hookline.experiments.core.integration import ran
@@ -27,6 +25,7 @@ from hookline.experiments.result import Result
 from hookline.model import HookedModel
 from hookline.sae.autoencoder import SparseAutoencoder
 from hookline.sae.splice import Autoencoders, autoencoders_at
+from hookline.values.rows import drawn_once
 
 ERROR = -1
 """The number of the error among the features of an autoencoder."""
@@ -199,7 +198,7 @@ class FeatureRuns:
         hooks: list[Any] = [
             (dictionary.point.name, self._mixer(name, padded_masks)) for name, dictionary in self._known.items()
         ]
-        with drawn_once(rows), left_out("its features are masked"):
+        with drawn_once(rows), compiling.left_out("its features are masked"):
             return self.model.run_with_hooks(self.prompt.tokens.expand(rows, -1), fwd_hooks=hooks)
 
     def _mixer(self, name: str, padded_masks: Bool[Tensor, "row unit_1 place"]) -> Any:

@@ -15,14 +15,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hookline.engine._compiler.compiling import left_out
-from hookline.engine.batch_index import drawn_once
+from hookline.engine import compiling
 from hookline.experiments.core.prompts import Prompts
 from hookline.experiments.edges import edge_receivers, sender_outputs, sender_turn
 from hookline.experiments.paths import Node
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
 from hookline.transformer.memory.halving import BatchFitter
+from hookline.values.rows import drawn_once
 
 _ROOM = 2**28
 """Bytes of what masks need that are held at a time."""
@@ -74,7 +74,7 @@ class MaskedRuns:
         changes = first.new_zeros(rows, self.prompt.width, len(self.senders), first.shape[-1])
         hooks = [*self._writers(changes), *self._readers(changes, masks.to(first.device))]
         tokens = self.prompt.tokens.expand(rows, -1)
-        with drawn_once(rows), left_out("its edges are masked"):
+        with drawn_once(rows), compiling.left_out("its edges are masked"):
             return self.model.run_with_hooks(tokens, fwd_hooks=hooks)
 
     def _writers(self, changes: Tensor) -> list[Any]:

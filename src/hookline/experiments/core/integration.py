@@ -14,9 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine._compiler.compiling import left_out
-from hookline.engine.batch_index import drawn_once
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint, compiling
 from hookline.errors import HooklineError
 from hookline.experiments.core.measure import Metrics
 from hookline.experiments.core.prompts import Prompts
@@ -25,6 +23,7 @@ from hookline.experiments.metrics import value_of
 from hookline.model import HookedModel
 from hookline.rerun.image_inputs import in_one_row
 from hookline.transformer.memory.halving import BatchFitter
+from hookline.values.rows import drawn_once
 
 Along: TypeAlias = Literal["inputs", "activations"]
 ByMetric: TypeAlias = dict[str, dict[str, Tensor]]
@@ -154,7 +153,7 @@ def traced_run(
         return x.clone() if with_grad else None
 
     every = [*hooks, *((name, note) for name in watch)]
-    with torch.set_grad_enabled(with_grad), drawn_once(n_rows), left_out("gradients are needed"):
+    with torch.set_grad_enabled(with_grad), drawn_once(n_rows), compiling.left_out("gradients are needed"):
         return run(every), activations
 
 

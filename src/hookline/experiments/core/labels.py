@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.engine._staying.added_hooks import active_hooks
 from hookline.errors import HooklineError
 
 Label: TypeAlias = int | float | str
@@ -168,7 +167,7 @@ def first_sum(content: str, tensors: dict[str, Tensor]) -> str:
 
 def about(model: Any, what: str) -> dict[str, Any]:
     """What was done, on which model, and the points where it has hooks, if any: entries of `info`."""
-    hooks = [hook.point.name for hook in active_hooks(model.index)]
+    hooks = [hook.point.name for hook in model.index.active_hooks()]
     return {"about": what, "model": model.cfg.model_name, **({"hooks": hooks} if hooks else {})}
 
 

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine._memory.snapshots import snapshot
-from hookline.engine._undo.modes import GradMode
+from hookline.engine import snapshot, undo
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.metric_positions import positions_read
@@ -74,14 +73,14 @@ class Options:
 
 def metric_values(metrics: Metrics, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
     """The values of the metrics for each prompt."""
-    with GradMode(False):
+    with undo.GradMode(False):
         values = [value_of(metric, logits, name) for name, metric in metrics.items()]
     return torch.stack([value.expand(len(logits)) for value in values])
 
 
 def is_one_for_all(metric: Callable[[Tensor], Any], logits: Float[Tensor, "batch pos vocab"]) -> bool:
     """Whether a metric returns one number for several prompts together."""
-    with GradMode(False):
+    with undo.GradMode(False):
         return len(logits) > 1 and torch.as_tensor(metric(snapshot(logits, is_ours=True))).ndim == 0
 
 
@@ -121,7 +120,7 @@ class Reader:
         """The values of the metrics, from the logits of each prompt at the positions that are read; may be NaN."""
         for row, (row_logits, columns) in enumerate(zip(logits, self._columns, strict=True)):
             self._buffer[row].index_copy_(0, columns, row_logits)
-        with GradMode(False):
+        with undo.GradMode(False):
             values = {name: metric(snapshot(self._buffer, is_ours=True)) for name, metric in self.metrics.items()}
         return torch.stack([self._rows(value, name) for name, value in values.items()])
 

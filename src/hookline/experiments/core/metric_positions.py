@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hookline.engine._undo.modes import GradMode, Modes
-from hookline.engine._undo.torch_hooks import TorchHooks
+from hookline.engine import undo
 from hookline.experiments.metrics import MetricFunction, checked_value
 from hookline.transformer.precision import upcast
 
@@ -85,11 +84,14 @@ class _Trial:
     def _tracked(self, positions: Any) -> _NanTracker:
         self.count += 1
         tracker = _NanTracker()
-        with torch._C._InferenceMode(False), GradMode(False):  # whose exits no interrupt can skip
+        with torch._C._InferenceMode(False), undo.GradMode(False):  # whose exits no interrupt can skip
             logits = self.logits.clone()
             logits[:, positions] = math.nan
             try:
-                with TorchHooks(), Modes(_Exits(tracker), tracker):  # without hooks: compiled code runs uncompiled
+                with (
+                    undo.TorchHooks(),
+                    undo.Modes(_Exits(tracker), tracker),
+                ):  # without hooks: compiled code runs uncompiled
                     value = self.metric(logits)
             except Exception:  # an error that NaN causes shows that it was read
                 tracker.shows = tracker.decides = True

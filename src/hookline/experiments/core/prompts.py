@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from hookline.engine._sharding.split_values import check_not_sharded
-from hookline.engine.hooked import HookList
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint, sharding
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import token_labels
 from hookline.model import HookedModel
@@ -26,6 +24,7 @@ from hookline.rerun.baseline import Baseline
 from hookline.text.given_texts import columns_in
 from hookline.text.token_positions import Steps, canonical
 from hookline.transformer.empty import check_weights_there
+from hookline.types import HookList
 
 Prompt: TypeAlias = str | Sequence[str | int | Sequence[int]] | Tensor | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Text, texts, token ids (a tensor, a list, or a list for each text);
@@ -199,7 +198,7 @@ def check_has_weights(model: HookedModel) -> None:
 
 def check_weights_stay(model: HookedModel, what: str) -> None:
     """Raise if the model is sharded over processes, or if weights are loaded only while their module runs."""
-    check_not_sharded(model.index.root, what)
+    sharding.check_not_sharded(model.index.root, what)
     if any(weight.is_meta for weight in model.module.parameters()):
         check_has_weights(model)
         raise HooklineError(

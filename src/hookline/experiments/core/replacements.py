@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import longer
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError, UnknownPointError
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.prompts import Prompts, check_language_model

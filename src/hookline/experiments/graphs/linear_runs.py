@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hookline.engine._compiler.compiling import left_out
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint, compiling
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.residual.readout import factor_and_cap
@@ -98,7 +97,7 @@ class LinearRun:
             hooks += [(cut.reads, self._reader(layer)), (cut.writes, self._source(layer))]
         hooks += [(name, self._reader(name)) for name in self.watch]
         hooks += [("unembed.hook_in", self._reader(LOGITS)), ("unembed.hook_out", self._last)]
-        with torch.enable_grad(), left_out("graphs need gradients"):
+        with torch.enable_grad(), compiling.left_out("graphs need gradients"):
             logits = self.model.run_with_hooks(**self.call, fwd_hooks=hooks)
         started = self.outputs.pop(EMBEDDING)
         is_added = bool(positions) and positions[0].shape == started.shape
@@ -209,6 +208,6 @@ class LinearRun:
             hooks += [(cut.reads, note(layer)), (cut.writes, put(layer))]
         hooks += [(name, note(name)) for name in self.watch]
         hooks += [("unembed.hook_in", note(LOGITS)), ("unembed.hook_out", lambda x: logits.append(x[0, -1].clone()))]
-        with left_out("the run is edited at every layer"):
+        with compiling.left_out("the run is edited at every layer"):
             self.model.run_with_hooks(**self.call, fwd_hooks=hooks)
         return inputs, logits[0] * self.factor

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.edits import add, project_out, reflect
-from hookline.engine._sharding.split_values import check_not_sharded
+from hookline.engine import sharding
 from hookline.errors import HooklineError
 from hookline.experiments.core.answers import Answers, answer_ids, beside, checked_text, laid_out
 from hookline.experiments.core.labels import Label, about
@@ -332,7 +332,7 @@ def stream_points(model: HookedModel, layers: Sequence[int] | None) -> dict[int,
 def _checked(model: HookedModel, layers: Sequence[int] | None) -> dict[int, str]:
     """The points of the layers, of a model that has a lens."""
     check_language_model(model)
-    check_not_sharded(model.index.root, "a Jacobian lens")
+    sharding.check_not_sharded(model.index.root, "a Jacobian lens")
     if model.anatomy.main.name == "encoder" or model.anatomy.is_encoder_decoder:
         raise HooklineError(f"a Jacobian lens needs a decoder-only language model, not {model.cfg.architecture}")
     warn_of_dropout(model)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine.hook_actions import Edit
-from hookline.engine.runs import Run, open_runs
+from hookline.engine import Edit, Run, open_runs
 from hookline.model import HookedModel
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.edits import add, project_out
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import Label, about, find_label, listed
 from hookline.experiments.core.sweep import sweep_points

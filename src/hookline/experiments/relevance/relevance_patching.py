@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.engine._compiler.compiling import left_out
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint, compiling
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import Estimate, checked_options
 from hookline.experiments.core.continuations import prompt_pair
@@ -139,7 +138,7 @@ class _LinearLine(Line):
 
         hooks: list[Any] = [*self._rules.hooks(self.model.module), (self.streams[0], _zeros)]
         hooks += [(name, note) for name in self.points]  # as in the first run, so that the same functions are called
-        with self._rules.replayed(), torch.enable_grad(), left_out("relevance needs gradients"):
+        with self._rules.replayed(), torch.enable_grad(), compiling.left_out("relevance needs gradients"):
             logits = super()._ran(self._rows, hooks, with_grad=True)
         return logits.detach(), {name: x.detach() for name, x in activations.items()}
 

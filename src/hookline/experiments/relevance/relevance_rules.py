@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from hookline.engine._inner.attention import FusedCall
+from hookline.engine import attention
 from hookline.errors import HooklineError
 from hookline.transformer.precision import upcast
 
@@ -141,7 +141,7 @@ _FUSED = F.scaled_dot_product_attention
 
 
 def _fused(*args: Any) -> Tensor:
-    return _FUSED(**FusedCall(*args)._asdict())
+    return _FUSED(**attention.FusedCall(*args)._asdict())
 
 
 _RULES: dict[Function, Rule] = {
@@ -224,7 +224,7 @@ class Rules(TorchFunctionMode):
         if rule is None or self._inputs:
             return func(*args, **kwargs)
         if func is _FUSED:
-            call = FusedCall(*args, **kwargs)
+            call = attention.FusedCall(*args, **kwargs)
             return self._linear(_mixed, _fused, call) if self.attention == "frozen" else self._stepwise(call)
         if self.attention != "frozen" and func in _SOFTMAX:
             rule = _softmax_taylor
@@ -237,7 +237,7 @@ class Rules(TorchFunctionMode):
 
         return self._linear(rule, function, [*args, *kwargs.values()])
 
-    def _stepwise(self, call: FusedCall) -> Tensor:
+    def _stepwise(self, call: attention.FusedCall) -> Tensor:
         with self:
             return call.mix(torch.softmax(call.scores(None), -1))
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._memory.live_bytes import pass_without_data
-from hookline.engine.plan import Plan
+from hookline.engine import Plan, pass_without_data
 from hookline.errors import HooklineError, how_many, shown_bytes
 from hookline.transformer.memory.halving import free_bytes
 from hookline.transformer.sharded import check_processes, weight_style

@@ -19,9 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hookline.engine.cache import ActivationCache
-from hookline.engine.lenses import Chain
-from hookline.engine.order import Kind
+from hookline.engine import ActivationCache, Derived, Kind
 from hookline.errors import NeverFiredWarning
 from hookline.transformer.verify.probe import Layer, Probe
 
@@ -259,7 +257,7 @@ def _copies(probe: Probe, names: list[str]) -> Iterator[tuple[str, str]]:
         reader_points = [
             (name, layer.point(where), site.needs[0])
             for name, layer in probe.each(names, point)
-            if (site := probe.model.point(name).site).needs and not isinstance(site.lens, Chain)  # it is derived
+            if (site := probe.model.point(name).site).needs and isinstance(site.lens, Derived)
             if layer.point(where) in probe.model.hook_dict
         ]
         seen = [probe.model.point(reader) for _, reader, _ in reader_points]

@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._undo.torch_hooks import TorchHooks
-from hookline.engine.cache import ActivationCache
-from hookline.engine.names import lens_of
-from hookline.engine.order import Kind
-from hookline.engine.points import HookPoint, Site
-from hookline.engine.signatures import parameters_of
+from hookline.engine import ActivationCache, HookPoint, Kind, Site, lens_of, undo
+from hookline.functions.signatures import parameters_of
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.architectures import Architecture, architecture
 from hookline.transformer.contexts import EagerAttention
@@ -212,7 +208,7 @@ class Probe:
         def note(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             calls.append((args, {name: value for name, value in kwargs.items() if not name.startswith("output_")}))
 
-        with TorchHooks(before=[(tower, note)]):
+        with undo.TorchHooks(before=[(tower, note)]):
             self.model.module(**self.inputs)
         ((args, kwargs),) = calls
         return _reported(self.model.module, tower, args, kwargs)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._memory.structures import tensors_in
-from hookline.engine._undo.torch_hooks import TorchHooks
+from hookline.engine import undo
 from hookline.errors import HooklineError
 from hookline.transformer.anatomy import Block, Stack
 from hookline.transformer.norms import norm_of
 from hookline.transformer.precision import upcast
+from hookline.values.structures import tensors_in
 from hookline.weights.matrices import is_reversed, linear
 from hookline.weights.processing.readers import path_of
 from hookline.weights.processing.swaps import Swaps, rounding
@@ -100,7 +100,7 @@ def _check_stream(points: ModelPoints, run: Callable[[], Tensor]) -> None:
         x = next(tensor for tensor in reversed([*tensors_in(args or kwargs)]) if tensor.is_floating_point()).double()
         means[name] = float(x.mean(-1).norm() * x.shape[-1] ** 0.5 / x.norm())
 
-    with TorchHooks(before=[(module, partial(look, name)) for name, module in sites.items()]):
+    with undo.TorchHooks(before=[(module, partial(look, name)) for name, module in sites.items()]):
         tolerance = rounding(run().dtype)
     unseen = [name for name in sites if name not in means]
     if unseen:
@@ -123,7 +123,7 @@ def center_unembed(points: ModelPoints, swaps: Swaps, run: Callable[[], Tensor])
 def _check_shift(points: ModelPoints, head: nn.Module, run: Callable[[], Tensor]) -> None:
     """Raise unless adding a large constant to the output of the unembedding leaves the probabilities unchanged."""
     before = run().double()
-    with TorchHooks(after=[(head, lambda _module, _args, output: output.float() + 100)]):
+    with undo.TorchHooks(after=[(head, lambda _module, _args, output: output.float() + 100)]):
         after = run().double()
     if torch.equal(before, after):
         raise HooklineError(f"the logits do not depend on {path_of(points.root, head)}")

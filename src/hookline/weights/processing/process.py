@@ -14,17 +14,11 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._compiler import compiling
-from hookline.engine._compiler.untraced import untraced, verbs
-from hookline.engine._sharding.split_values import check_not_sharded
-from hookline.engine._undo.blocks import UndoBlock, run_twice_on_interrupt
-from hookline.engine._undo.modes import GradMode
-from hookline.engine.taps import lock
+from hookline.engine import compiling, sharding, undo
 from hookline.errors import HooklineError
 from hookline.transformer.outputs import outcome
 from hookline.weights.processing.centering import center_unembed, center_writers
 from hookline.weights.processing.folding import fold_norms
-from hookline.weights.processing.readers import Unhooked
 from hookline.weights.processing.swaps import Swaps, rounding
 from hookline.weights.processing.value_biases import fold_value_biases
 
@@ -70,7 +64,7 @@ def processing_of(root: nn.Module) -> Processing | None:
     return _in_force[root][0] if _in_force and root in _in_force else None
 
 
-@verbs
+@compiling.verbs
 class WeightProcessing:
     """Reversible processing of a language model's weights. A mixin: it needs the model's points and example tokens."""
 
@@ -111,7 +105,7 @@ class WeightProcessing:
             raise HooklineError(f"the weights are processed ({self.processing!r}): call restore_weights() first")
         swaps, left_out = Swaps(), {}
         root = self._points.root
-        check_not_sharded(root, "process_weights")
+        sharding.check_not_sharded(root, "process_weights")
         try:
             for name, is_wanted in requested.items():
                 if is_wanted is not False and (why := self._step(name, swaps)) is not None:
@@ -128,7 +122,7 @@ class WeightProcessing:
             _in_force[root] = processing, swaps
             return processing
         except BaseException:
-            run_twice_on_interrupt(swaps.undo)
+            undo.run_twice_on_interrupt(swaps.undo)
             _in_force.pop(root, None)
             raise
 
@@ -144,7 +138,7 @@ class WeightProcessing:
         """Do one step and prove it; if it is not possible or changes the output, undo it and return the reason."""
         done = len(swaps)
         try:
-            with compiling.tracing_lock(), lock, Unhooked(self.module), GradMode(False):
+            with compiling.tracing_lock(), undo.attaching, undo.Unhooked(self.module), undo.GradMode(False):
                 before = self._outcome()
                 self._do(name, swaps)
                 _prove(before, self._outcome(), is_shifted=name == "center_unembed")
@@ -176,7 +170,7 @@ def _prove(before: Tensor, after: Tensor, *, is_shifted: bool) -> None:
         raise HooklineError(f"it changes the output on an example by {change:.1g}, more than rounding ({tolerance})")
 
 
-class ProcessedWeights(UndoBlock):
+class ProcessedWeights(undo.UndoBlock):
     """A block in which the weights of a model are processed; entering it returns the `Processing`."""
 
     def __init__(self, model: WeightProcessing, options: dict[str, bool | None]) -> None:
@@ -201,7 +195,7 @@ class ProcessedWeights(UndoBlock):
         """Whether the block processes the weights of this model."""
         return self._root() is root
 
-    @untraced
+    @compiling.untraced
     def __enter__(self) -> Processing:
         """Process the weights, and return what was done."""
         return cast("Processing", super().__enter__())

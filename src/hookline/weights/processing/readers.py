@@ -8,12 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.engine import taps
-from hookline.engine._memory.structures import tensors_in
-from hookline.engine._undo.blocks import UndoBlock
-from hookline.engine._undo.torch_hooks import TorchHooks
-from hookline.engine.schedule import active
+from hookline.engine import undo
 from hookline.errors import HooklineError
+from hookline.values.structures import tensors_in
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,9 @@ def reading_of(root: nn.Module, norms: Iterable[nn.Module], run: Callable[[], An
         read.setdefault(module, set()).update({norm for norm in sources if norm is not None} or {None})
 
     with_weights = [module for module in root.modules() if any(p is not None for p in module._parameters.values())]
-    with TorchHooks(before=[(module, before) for module in with_weights], after=[(norm, after_norm) for norm in norms]):
+    with undo.TorchHooks(
+        before=[(module, before) for module in with_weights], after=[(norm, after_norm) for norm in norms]
+    ):
         run()
     readers = {norm: _innermost(norm, read) for norm in norms}
     for norm, modules in readers.items():
@@ -66,24 +65,3 @@ def path_of(root: nn.Module, module: nn.Module) -> str:
 
 def _memory(x: Tensor) -> int:
     return x.untyped_storage()._cdata
-
-
-class Unhooked(UndoBlock):
-    """A block in which no hooks of hookline run on a model, not even permanent ones. The caller must hold the lock."""
-
-    def __init__(self, root: nn.Module) -> None:
-        root_taps = [tap for module in root.modules() for tap in taps._taps.get(module, {}).values()]
-        self._before = [(tap, tap.permanent) for tap in root_taps]
-        self._active = active.get()
-
-    def open(self) -> None:
-        """Disable all hooks."""
-        active.set(())
-        for tap, _ in self._before:
-            tap.permanent = ()
-
-    def close(self) -> None:
-        """Enable them again."""
-        for tap, standing in self._before:
-            tap.permanent = standing
-        active.set(self._active)

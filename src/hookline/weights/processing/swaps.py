@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._undo.modes import GradMode
+from hookline.engine import undo
 from hookline.errors import HooklineError
 
 
@@ -21,7 +21,7 @@ class Swaps:
         old = module._parameters[name]
         like = old if old is not None else module._parameters["weight"]
         assert like is not None
-        with torch._C._InferenceMode(False), GradMode(False):  # an interrupt cannot skip their exits
+        with torch._C._InferenceMode(False), undo.GradMode(False):  # an interrupt cannot skip their exits
             new = nn.Parameter(value.detach().to(like.device, like.dtype).clone(), requires_grad=like.requires_grad)
         self._done.append((module, name, old, new))  # first, so that an interrupt in between loses nothing
         module._parameters[name] = new

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from hookline.compat.mi_crow.wrong_argument import WrongArgumentError
-from hookline.engine._recording.recorder import StopForward
+from hookline.engine import StopForward
 from hookline.errors import HooklineError, a_type
 from hookline.hooks import Hook
 from hookline.hooks.hooked_module import HookedModule

@@ -10,14 +10,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookline.compat.mi_crow.wrong_argument import WrongArgumentError
-from hookline.engine.callbacks import HookFunction
-from hookline.engine.lenses import First
-from hookline.engine.names import Filter
-from hookline.engine.order import Kind
+from hookline.engine import FIRST, Kind
 from hookline.errors import HooklineError, UnavailablePointError, UnknownHookPointError, UnknownPointError
 from hookline.hooks import Controller, Detector, Hook, HookType, Registry
 from hookline.hooks.context import contexts
 from hookline.hooks.hook import hook_type_of
+from hookline.types import Filter, HookFunction
 
 if TYPE_CHECKING:
     from hookline.compat.mi_crow.language_model.language_model import LanguageModel
@@ -124,7 +122,7 @@ class LanguageModelLayers(Registry):
 
     def _module(self, layer_signature: Any) -> nn.Module:
         point = self._point(self.resolved(layer_signature), None)
-        if point.site.kind is not Kind.OUTPUT or not isinstance(point.site.lens, First):
+        if point.site.kind is not Kind.OUTPUT or point.site.lens != FIRST:
             raise HooklineError(f"a torch hook needs a module, but {point.name!r} is a value: name the module")
         return point.site.module
 

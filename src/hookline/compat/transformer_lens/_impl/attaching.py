@@ -19,12 +19,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens._impl.toys import MID, with_toy_points
-from hookline.engine._staying.permanent import PermanentHooks
-from hookline.engine.calls import as_part_of_the_model
-from hookline.engine.delegate import Delegate, original
-from hookline.engine.order import Kind
-from hookline.engine.points import HookPoint, hook_action
-from hookline.engine.runs import attached_modules
+from hookline.engine import Delegate, HookPoint, Kind, PermanentHooks, pass_state
 from hookline.errors import HooklineError, UnavailablePointError
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.index import ModelPoints
@@ -50,21 +45,26 @@ class LensPoints(ModelPoints):
         self.own: dict[str, HookPoint] = {}
         """The points of the model itself, by their usual names."""
         super().__init__(*args)
-        attached_modules[self.root] = ref(self.attached)
+        self.permanent.attached = ref(self.attached)
 
     def outdate(self) -> None:
         """Find the points again before they are next used."""
         self._children_then = []
+
+    def refresh(self) -> None:
+        """Find the points again, at once: what is attached has a part in their names."""
+        super().refresh()
+        self.hook_dict  # noqa: B018
 
     def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[nn.Module, Kind]]:
         yield from super()._walk(module, path)
         if path == "":
             self._children.append(self.attached)  # type: ignore[arg-type]
             for name, attached_module in self.attached.items():
-                yield from super()._walk(original(attached_module), name)
+                yield from super()._walk(Delegate.original(attached_module), name)
 
     def _list(self) -> dict[str, HookPoint]:
-        self._specs = with_toy_points(self.root, self.anatomy, self._specs)
+        self._table = with_toy_points(self.root, self.anatomy, self._specs)
         self.own = super()._list()
         for name in [name for name in self.adopted if name in self.own]:
             self.own[name] = adopt(self.adopted[name], self.own[name])
@@ -108,7 +108,7 @@ class LensPoints(ModelPoints):
         if name in self.placed and name in self.hook_dict:
             return self.hook_dict[name]
         if name in self.attached:
-            return self._point(original(self.attached[name]), Kind.OUTPUT).alias(name)
+            return self._point(Delegate.original(self.attached[name]), Kind.OUTPUT).alias(name)
         if name in self._moved:
             return self.hook_dict[self._moved[name]].alias(name)
         if name in self._moved.values():
@@ -210,7 +210,7 @@ class Attached:
         if name not in self._points.own:
             return
         self._points.replaced[path] = name
-        action = hook_action(self._points.own[name], Splice(path, module), "fwd")
+        action = self._points.own[name].action(Splice(path, module))
         action.must_fire = False  # a run may stop before it
         action.registration.is_permanent = True
         self._splices.add(action)
@@ -253,7 +253,7 @@ class Splice:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The module's output for the activation."""
-        with as_part_of_the_model():
+        with pass_state.as_part_of_the_model():
             if self.path.endswith("attn.o.hook_in"):  # in TransformerLens, the heads side by side, unlike hook_z
                 return self.module(x.flatten(2)).view_as(x)
             return self.module(x)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from hookline.engine.points import HookPoint
+from hookline.engine import HookPoint
 from hookline.transformer.dialects import other_names
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ from typing import Any
 from torch import nn
 
 from hookline.compat.transformer_lens._impl.ungrouping import Ungrouped
-from hookline.engine.callbacks import HookObject
-from hookline.engine.hooked import Hooked
-from hookline.engine.names import Filter
-from hookline.engine.points import HookPoint
+from hookline.engine import Hooked, HookObject, HookPoint
+from hookline.types import Filter
 
 _FLAGS = {
     "attn.hook_result": "use_attn_result",

@@ -17,11 +17,7 @@ from weakref import ref
 
 from torch import nn
 
-from hookline.engine._staying.permanent import permanent_hooks_of
-from hookline.engine.names import Points
-from hookline.engine.order import Kind
-from hookline.engine.points import HookPoint
-from hookline.engine.runs import attached_modules
+from hookline.engine import HookPoint, Kind, PermanentHooks, Points
 from hookline.hooks.hooked_module import HookedRootModule as _HookedRootModule
 
 
@@ -30,9 +26,9 @@ class GivenPoints(Points):
 
     def __init__(self, root: nn.Module, points: dict[str, HookPoint]) -> None:
         self.given = points
-        super().__init__(root, permanent_hooks_of(root), only_placed=True)
+        super().__init__(root, PermanentHooks.of(root), only_placed=True)
         self_ref = ref(self)
-        attached_modules[root] = lambda: getattr(self_ref(), "given", None)
+        self.permanent.attached = lambda: getattr(self_ref(), "given", None)
 
     def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[nn.Module, Kind]]:
         yield from super()._walk(module, path)

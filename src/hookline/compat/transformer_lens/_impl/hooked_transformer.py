@@ -27,14 +27,13 @@ from hookline.compat.transformer_lens._impl.tokens import (
 )
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.utils import lm_cross_entropy_loss
-from hookline.engine._compiler.untraced import outside_compiler
-from hookline.engine.hooked import Hooked
-from hookline.engine.names import Filter
-from hookline.engine.signatures import parameters_of
+from hookline.engine import Hooked, compiling
 from hookline.errors import HooklineError
+from hookline.functions.signatures import parameters_of
 from hookline.model import HookedModel
 from hookline.text.loss import lm_loss
 from hookline.text.tokenizer import Side
+from hookline.types import Filter
 
 Loss = Float[Tensor, ""] | Float[Tensor, "batch pos"]
 
@@ -232,7 +231,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             mask = past_kv_cache.append_attention_mask(mask)
         return stream, ids, position_embeddings[0] if position_embeddings else None, mask
 
-    @outside_compiler
+    @compiling.outside_compiler
     def _masked(
         self, ids: Tensor, mask: Tensor | None, side: Side | None
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:

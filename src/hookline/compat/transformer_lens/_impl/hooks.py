@@ -11,14 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens._impl.slices import Slice, SliceInput
-from hookline.engine.callbacks import HookFunction, OnError
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.hooked import Hooked, HookList
-from hookline.engine.names import Filter
-from hookline.engine.points import Direction, HookHandle, HookPoint, is_chosen, remove_from_contexts
+from hookline.engine import HookAction, Hooked, HookHandle, HookPoint
 from hookline.errors import warn
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.resume import hooks_before
+from hookline.types import Direction, Filter, HookFunction, HookList, OnError
 
 CachingHooks = tuple[dict[str, Tensor], list[tuple[str, HookFunction]], list[tuple[str, HookFunction]]]
 
@@ -146,10 +143,7 @@ class LensHooks(HookIntrospectionMixin, Hooked):
         level: int | None = None,
     ) -> None:
         """Remove every added hook, and the hooks of open contexts in this thread; with `level`, those of that level."""
-        super().remove_all_hook_fns(direction, including_permanent=including_permanent, level=level)
-        remove_from_contexts(
-            lambda hook: self._points.has(hook.module) and is_chosen(hook, direction, including_permanent, level)
-        )
+        self._points.remove_hooks(direction, including_permanent=including_permanent, level=level, of_contexts=True)
 
     def reset_hooks(self, clear_contexts: bool = True, *args: Any, **kwargs: Any) -> None:
         """`remove_all_hook_fns` with the other arguments; with `clear_contexts`, also empty every point's `ctx`."""

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from hookline.compat.transformer_lens._impl.attaching import Attached, LensPoints, module_at
 from hookline.compat.transformer_lens._impl.parts import parts_of
-from hookline.engine.delegate import Delegate
-from hookline.engine.points import HookPoint
+from hookline.engine import Delegate, HookPoint
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 

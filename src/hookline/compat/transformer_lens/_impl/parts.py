@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookline.compat.transformer_lens._impl.entries import find_entry, positions_of
 from hookline.compat.transformer_lens._impl.weight_views import weight_view
-from hookline.engine.delegate import Delegate
+from hookline.engine import Delegate
 from hookline.errors import HooklineError
 from hookline.transformer.norms import norm_of
 from hookline.weights.attribute_access import follow

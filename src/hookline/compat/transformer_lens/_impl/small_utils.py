@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hookline.compat.transformer_lens._impl.lens_errors import LensValueError
-from hookline.engine.delegate import Delegate
+from hookline.engine import Delegate
 
 __all__ = [
     "ModelWithCfg",

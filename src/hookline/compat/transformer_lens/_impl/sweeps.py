@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from hookline.engine.cache import ActivationCache
+from hookline.engine import ActivationCache
 from hookline.experiments.core.prompts import Prompt
 from hookline.experiments.patching import sweep
 from hookline.experiments.result import Result

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from hookline.compat.transformer_lens._impl.lens_errors import LensValueError, check
 from hookline.compat.transformer_lens._impl.slices import Slice
-from hookline.engine.hooked import Hooked
-from hookline.engine.names import Points
+from hookline.engine import Hooked, Points
 from hookline.errors import HooklineError
 from hookline.residual import ModelCache
 from hookline.residual.components import total

@@ -14,8 +14,7 @@ from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, K
 from hookline.compat.vlm_spectra.core.hooking import cached_places, caching, hooking
 from hookline.compat.vlm_spectra.core.messages import InputsError, Template, chat_of, inputs_of, rendered
 from hookline.compat.vlm_spectra.models.base_adapter import ModelAdapter
-from hookline.engine.points import HookPoint
-from hookline.engine.runs import Run
+from hookline.engine import HookPoint, Run
 from hookline.errors import HooklineError
 from hookline.hooks.hooked_module import HookedModule
 from hookline.model import HookedModel

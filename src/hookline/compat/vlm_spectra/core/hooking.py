@@ -16,15 +16,7 @@ from torch import Tensor
 
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache, Key
 from hookline.compat.vlm_spectra.core.attention_masks import MaskHook
-from hookline.engine._memory.snapshots import separated, snapshot
-from hookline.engine._recording.recorder import Recorder
-from hookline.engine.actions import Record
-from hookline.engine.callbacks import HookObject, refuse_class
-from hookline.engine.hook_actions import HookAction
-from hookline.engine.lenses import FIRST
-from hookline.engine.order import Kind
-from hookline.engine.points import HookPoint, Site
-from hookline.engine.runs import Run
+from hookline.engine import FIRST, HookAction, HookObject, HookPoint, Kind, Record, Recorder, Run, Site, snapshot
 from hookline.errors import (
     HooklineError,
     InvalidHookError,
@@ -33,6 +25,7 @@ from hookline.errors import (
     UnknownPointError,
     describe,
 )
+from hookline.functions.callers import refuse_class
 from hookline.hooks import Hook
 from hookline.model import HookedModel
 from hookline.transformer.index import ModelPoints
@@ -151,7 +144,7 @@ class _Keeper(Recorder):
 
     def keep(self, point: HookPoint, x: Any) -> None:  # noqa: ARG002
         """Record a snapshot of `x`."""
-        self._cache_of_all[self._key] = separated(snapshot(x.detach(), is_for_reading=True))
+        self._cache_of_all[self._key] = snapshot(x.detach())
 
 
 def hooking(hooked: HookedModel, hooks: Iterable[Any]) -> Run:

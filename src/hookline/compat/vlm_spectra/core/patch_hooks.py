@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookline.compat.vlm_spectra.core.hook_points import HookNameError, HookPoint
 from hookline.compat.vlm_spectra.hooks.patch_hooks import Patch
-from hookline.engine.points import HookPoint as Point
+from hookline.engine import HookPoint as Point
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.edit_fields import Units
 from hookline.text.token_positions import Positions

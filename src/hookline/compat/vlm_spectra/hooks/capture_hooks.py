@@ -8,9 +8,7 @@ from torch import Tensor, nn
 
 from hookline.compat.vlm_spectra.core.activation_cache import ActivationCache
 from hookline.compat.vlm_spectra.hooks.base import Hook
-from hookline.engine.lenses import FIRST
-from hookline.engine.names import lens_of
-from hookline.engine.order import Kind
+from hookline.engine import FIRST, Kind, lens_of
 
 
 class CaptureOutputHook(Hook):

@@ -16,17 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from hookline.compat.vlm_spectra.hooks.base import Hook
-from hookline.engine._memory.casting import cast
-from hookline.engine.lenses import FIRST
-from hookline.engine.names import Points
-from hookline.engine.pass_state import pass_state
-from hookline.engine.points import HookPoint
+from hookline.engine import FIRST, HookPoint, Points, pass_state
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.edit_fields import Units, described, units
 from hookline.hooks.fitting import chosen
 from hookline.text.at_positions import at
 from hookline.text.token_positions import Positions, canonical, is_one_per_row, mask_of
+from hookline.values.casting import cast
 
 
 class Patch(Hook):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hookline.compat.transformer_lens._impl.encoders.lens_encoder import LensEncoder
 from hookline.compat.transformer_lens._impl.lens_errors import LensValueError
 from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
-from hookline.engine.delegate import Delegate
+from hookline.engine import Delegate
 from hookline.errors import HooklineError
 
 Tokens = Int[Tensor, "batch pos"]

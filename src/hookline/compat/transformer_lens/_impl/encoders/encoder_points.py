@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from hookline.engine.points import HookPoint, Site
+from hookline.engine import HookPoint, Site
 from hookline.transformer.index import ModelPoints
 from hookline.transformer.point_table import PointRow
 from hookline.transformer.sites import PointSpec, input_of, norm_points, output_of
@@ -22,11 +22,16 @@ from hookline.transformer.sites import PointSpec, input_of, norm_points, output_
 class LensEncoderPoints(ModelPoints):
     """The points of an encoder, or of an encoder and a decoder; `hook_dict` has the names of TransformerLens."""
 
+    def refresh(self) -> None:
+        """Find the points again, at once: their names are made of the model's own."""
+        super().refresh()
+        self.hook_dict  # noqa: B018
+
     def _list(self) -> dict[str, HookPoint]:
         self._own_names = super()._list()
         renamed = _of_bert if not self.anatomy.is_encoder_decoder else _of_t5
         specs = {spec.name: spec for spec in renamed(self)}
-        self._specs = {**self._specs, **specs}
+        self._table = {**self._specs, **specs}
         self._stacks = {"blocks" if len(self._stacks) == 1 else name: count for name, count in self._stacks.items()}
         return {
             name: HookPoint.at_site(name, spec.site, self.permanent, spec.axes, spec.only)

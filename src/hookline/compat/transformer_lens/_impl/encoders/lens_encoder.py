@@ -18,13 +18,13 @@ from hookline.compat.transformer_lens._impl.pretrained import get_device, refuse
 from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
 from hookline.compat.transformer_lens.cache import ActivationCache
 from hookline.compat.transformer_lens.FactoredMatrix import FactoredMatrix
-from hookline.engine.names import Filter
-from hookline.engine.schedule import active
+from hookline.engine import open_runs
 from hookline.errors import HooklineError
 from hookline.model import HookedModel
 from hookline.text.forward_pass import begin_pass
 from hookline.transformer.find_anatomy import find_anatomy, unknown_anatomy
 from hookline.transformer.hub import as_hookline_error
+from hookline.types import Filter
 from hookline.weights.matrices import Weights
 
 
@@ -148,8 +148,8 @@ class LensEncoder(LensMoves, LensFlags, LensHooks, HookedModel):
         inputs = {name: value for name, value in inputs.items() if value is not None}
         inputs = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         self._check_options(inputs)
-        if active.get() or self._points.permanent.steps:
-            begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in active.get()))
+        if open_runs() or self._points.permanent.steps:
+            begin_pass(self._points.root, inputs, is_only=all(run.is_one_pass for run in open_runs()))
         return self._forward(**inputs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hookline.compat.transformer_lens._impl.encoders.lens_encoder import EncoderWeights, LensEncoder
 from hookline.compat.transformer_lens._impl.tl_config import HookedTransformerConfig
-from hookline.engine._staying.permanent import PermanentHooks
+from hookline.engine import PermanentHooks
 from hookline.errors import HooklineError
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.index import ModelPoints

@@ -8,7 +8,7 @@ computed in separate steps; otherwise the fused call is unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,11 +22,13 @@ from hookline.engine._inner.interception import FunctionInterceptor, ModeInterce
 from hookline.engine._memory.aliases import Alias
 from hookline.engine._recording.deferred import Deferred, kept
 from hookline.engine._torch.attention_functions import SOFTMAX, need_attention_functions
+from hookline.engine._torch.graph_tasks import current_graph_task
 from hookline.engine._undo.modes import GradMode, has_caches, uncached
 from hookline.engine.order import Kind
+from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import active
-from hookline.engine.signatures import parameters_of
 from hookline.engine.taps import Tap
+from hookline.functions.signatures import parameters_of
 
 _FUSED = F.scaled_dot_product_attention
 _PRODUCTS: dict[Callable[..., Any], tuple[str, ...]] = {
@@ -138,12 +140,17 @@ class AttentionShape(NamedTuple):
 _shapes: WeakKeyDictionary[nn.Module, AttentionShape] = WeakKeyDictionary()
 
 
-def expect(module: nn.Module, shape: AttentionShape) -> None:
+def expect(module: nn.Module, heads: int | None, *, positions_last: bool = False) -> None:
     """Note that a module computes one pattern for all of its heads and tokens in each call.
 
     What has another shape is not taken for queries, scores or a pattern.
     """
-    _shapes[module] = shape
+    _shapes[module] = AttentionShape(heads, positions_last)
+
+
+def is_expected(module: nn.Module) -> bool:
+    """Whether it is known what a module computes."""
+    return module in _shapes
 
 
 def _may_have_edited(action: Any) -> bool:
@@ -272,9 +279,9 @@ class AttentionSteps(FunctionInterceptor):
             self.refuse_queries()
         query, key, scores_at, pattern_at = self.taps.values()  # in the order of `kinds`
         output: Tensor | None = None
-        if (captures := self.captures) is not None and self._is_alone():
+        if self._is_captured():
             output = self._fused_output(call)
-            if uncached(self._capture, call, captures):
+            if uncached(self._capture, call):
                 return output
         waiting = [*scores_at.actions(), *pattern_at.actions()]
         if all(action.only_reads for action in (*query.actions(), *key.actions(), *waiting)):
@@ -288,26 +295,23 @@ class AttentionSteps(FunctionInterceptor):
             output = uncached(self._stepwise, call, waiting, output)
         return self._fused_output(call) if output is None else output
 
-    def _capture(self, call: FusedCall, captures: Sequence[Callable[[Any], None]]) -> bool:
+    def _capture(self, call: FusedCall) -> bool:
         """Let the only run take what is computed from a fused call. Returns whether it can."""
         scores = call.scores_later(self.lengths)
         if scores is None:
             return False
         values = (*scores.arguments[:2], scores, Deferred(_pattern, scores, call.hides))
-        for capture, value in zip(captures, values, strict=True):
-            capture(value)
+        for tap, value in zip(self.taps.values(), values, strict=True):
+            tap.capture(value)
         return True
 
-    def _is_alone(self) -> bool:
-        """Whether one run acts at the taps."""
-        query, key, scores, pattern = self.taps.values()
-        if query.permanent or key.permanent or scores.permanent or pattern.permanent:
-            return False
+    def _is_captured(self) -> bool:
+        """Whether all that is done with queries, keys, scores and pattern are captures of one run."""
         runs = active.get()
-        return (
-            len(runs) == 1
-            or len([run for run in runs if not run.actions_at.keys().isdisjoint(self.taps.values())]) == 1
-        )
+        for tap in self.taps.values():
+            if tap.alone is not runs or tap.permanent:
+                return False
+        return not pass_state.hooks and current_graph_task() == -1
 
     def _defer(self, call: FusedCall, waiting: list[Any]) -> bool:
         """Pass on what computes the scores and the pattern later. Returns whether everybody can wait for that."""

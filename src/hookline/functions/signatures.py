@@ -1,13 +1,19 @@
-"""Signatures: the parameters of a module's `forward`."""
+"""Signatures: the parameters of a module's `forward`, and the code of functions."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from operator import attrgetter
+from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
+
+code_of = attrgetter("__code__")
+"""The code of a function."""
 
 _ANYTHING = (("args", "kwargs"), 0)
 _known: WeakKeyDictionary[Callable[..., Any], tuple[tuple[str, ...], int]] = WeakKeyDictionary()
@@ -32,3 +38,15 @@ def _read(forward: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [each for each in inspect.signature(forward).parameters.values() if each.name != "self"]
     return tuple(each.name for each in parameters), sum(each.kind in by_position for each in parameters)
+
+
+def code_or_none(function: Any) -> CodeType | None:
+    """The code of a function; None if it is written in C, or has a class."""
+    return getattr(function, "__code__", None)
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether the module can run; a ModuleList only holds others."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return True  # the class of a traced module raises an error if it is asked for its `forward`
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward

@@ -16,9 +16,8 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from hookline.engine._torch.bytecode import code_of, code_or_none
-from hookline.engine.signatures import parameters_of
 from hookline.errors import HooklineError
+from hookline.functions.signatures import code_of, code_or_none, parameters_of
 
 _GENERIC = (
     "torch.", "transformers.modeling_utils", "transformers.generation", "transformers.integrations",

@@ -1,16 +1,14 @@
-"""Mixtures of experts: the tap on router logits, and the range of valid expert indices."""
+"""Taps inside routers of experts: the logits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
 from torch.nn import functional as F
 
 from hookline.engine._inner.inner import InnerTap
 from hookline.engine._inner.interception import ModeInterceptor
-from hookline.engine._memory.casting import Choices
 from hookline.engine.order import Kind
 
 
@@ -35,16 +33,3 @@ class RouterTap(InnerTap):
     """A tap inside a router."""
 
     interceptor = RouterInterceptor
-
-
-def choices_of(experts: nn.Module) -> Choices | None:
-    """The valid expert indices; None if the number of experts is not known."""
-    count = _count(experts)
-    return Choices("expert", count, has_marks=True) if count is not None else None
-
-
-def _count(experts: nn.Module) -> int | None:
-    if isinstance(count := getattr(experts, "num_experts", None), int):
-        return count
-    weights = [parameter.shape[0] for parameter in experts.parameters(recurse=False) if parameter.ndim == 3]
-    return weights[0] if weights else None

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookline.engine.order import Kind
 from hookline.errors import HooklineError
 
 
@@ -87,13 +86,3 @@ class Choices:
 
     def _outside(self, chosen: Tensor) -> Tensor:
         return (chosen < 0) | (chosen >= self.count)
-
-
-def choices_at(point: Any) -> Choices | None:
-    """Return the valid indices at a point of chosen experts or token ids; None for other points."""
-    if point.site.choices is not None:
-        return point.site.choices
-    if point.site.kind is not Kind.INPUT:
-        return None
-    embed = getattr(point.site.module, "base_layer", point.site.module)
-    return Choices("token", embed.num_embeddings) if isinstance(embed, nn.Embedding) else None

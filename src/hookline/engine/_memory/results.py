@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine._memory.casting import cast
 from hookline.engine._memory.snapshots import snapshot
 from hookline.engine._reports.failures import hook_error
 from hookline.errors import HooklineError, a_type
+from hookline.values.casting import cast
 
 if TYPE_CHECKING:
     from hookline.engine.hook_actions import HookAction
