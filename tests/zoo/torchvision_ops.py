@@ -3,6 +3,9 @@
 Import this before torchvision, or before whatever imports it. Networks need `nms` alone, which is written out here.
 """
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -23,7 +26,19 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     return torch.stack(chosen) if chosen else scores.new_zeros(0, dtype=torch.long)
 
 
-if not hasattr(torch.ops.torchvision, "nms"):
+def has_compiled_operators() -> bool:
+    """Whether this build of torchvision fits torch: its operators are then loaded, and cannot be written out again."""
+    spec = find_spec("torchvision")
+    compiled = [] if spec is None or spec.origin is None else [*Path(spec.origin).parent.glob("_C*.so")]
+    try:
+        for path in compiled:
+            torch.ops.load_library(path)
+    except OSError:
+        return False
+    return hasattr(torch.ops.torchvision, "nms")
+
+
+if not has_compiled_operators():
     LIBRARY.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     LIBRARY.impl("nms", nms, "CPU")
     # torchvision registers shapes for this one too when it is imported.
