@@ -82,12 +82,6 @@ def unsaid_by_hand(program: Program, parts: list[str]) -> str | None:
         return "calls have no number where a checkpoint runs its region again"
     if isinstance(program.network, Language) and any(run.is_training and run.options for run in runs(program)):
         return "how many random numbers a run draws that ends early"
-    for run in runs(program):
-        at_event: dict[tuple[str, str], set[Any]] = {}
-        for gradient in run.gradients:
-            at_event.setdefault((gradient.place.module, gradient.place.side), set()).add(gradient.place.path)
-        if any(None in paths and len(paths) > 1 for paths in at_event.values()):
-            return "two gradients at one event, which may be of one tensor"
     return None
 
 

@@ -314,6 +314,10 @@ class Pass:
                 path = first_path(module, side, value) if gradient.place.path is None else gradient.place.path
                 if path is not None:
                     by_path[path].append((index, gradient))
+        if len({id(at(value, path)) for path in by_path}) < len(by_path):
+            raise ValueError(
+                "clones by hand do not say in which order gradients act at a tensor that stands twice in a container"
+            )
         new = value
         for path, gradients in by_path.items():
             new = self.differentiated(name, side, new, path, gradients)
