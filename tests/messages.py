@@ -78,7 +78,7 @@ def all_messages() -> str:
 
 def _is_of_messages(function: ast.expr) -> bool:
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name.endswith(("Error", "Warning")) or name in ("warn", "_warn", "error", "hook_error")
+    return name.endswith(("Error", "Warning", "NotCompiled")) or name in ("warn", "_warn", "error", "hook_error")
 
 
 def _text(node: ast.expr) -> str | None:
