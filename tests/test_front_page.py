@@ -10,7 +10,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
 FIRST_SCREEN = 40
 FOLDERS = (
     *(".github", "docs", "examples", "notebooks", "packages", "src", "tools", "training"),
-    *("benchmarks", "changelog.d"),
+    *("benchmarks", "changelog.d", "peers"),
 )
 KINDS = (".cff", ".cfg", ".html", ".ipynb", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yml")
 NO_ADDRESS = re.compile(

@@ -1,4 +1,4 @@
-"""BERT and T5 by TransformerLens's names; `benchmarks/parity_encoders.py` compares the numbers with TransformerLens."""
+"""BERT and T5 by TransformerLens's names; `peers/parity_encoders.py` compares the numbers with TransformerLens."""
 
 import pytest
 import torch
