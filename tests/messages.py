@@ -103,7 +103,7 @@ def _text(node: ast.expr) -> str | None:
 
 def prose_files() -> list[str]:
     """The files whose phrases are checked, from the repository's root."""
-    patterns = ("*.md", "docs/*.*", "docs/recipes/*.md", "examples/**/*.*", "training/*.md")
+    patterns = ("*.md", "docs/*.md", "docs/recipes/*.md", "examples/**/*.*", "training/*.md")
     patterns += ("benchmarks/*.py", "notebooks/*.py", "peers/*.py", "tools/*.py")
     paths = [*(path for pattern in patterns for path in ROOT.glob(pattern)), *PACKAGE.rglob("*.py")]
     prose = [path for path in paths if path.suffix in (".md", ".py")]

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def script(name: str) -> ModuleType:
-    """A script of docs/, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    """A script of tools/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -98,13 +98,13 @@ def test_the_point_map_shows_the_points_of_the_models(kind: str) -> None:
     make = script("make_point_map")
     text = make.DATA.read_text(encoding="utf-8").partition("const POINT_MAP = ")[2].rstrip(";\n")
     data = json.loads(text)
-    assert data["rows"] == make.rows(), "run docs/make_point_map.py"
+    assert data["rows"] == make.rows(), "run tools/make_point_map.py"
     shown = next(each for each in data["architectures"] if each["kind"] == kind)
     _, build, _ = make.GROUPS[shown["group"]]
     for stack, found in make.stacks(hookline.hook(build(kind))).items():
         part = data["parts"][shown["stacks"][stack]]
         places = {name: data["texts"][number] for name, number in part["points"].items()}
-        assert places == found["points"], "run docs/make_point_map.py"
+        assert places == found["points"], "run tools/make_point_map.py"
 
 
 def test_what_is_wrong_with_a_built_page_is_noticed(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Run the notebooks, and write their pages: `python docs/make_notebooks.py [NAME …]`, or `make notebooks` for all.
+"""Run the notebooks, and write their pages: `python tools/make_notebooks.py [NAME …]`, or `make notebooks` for all.
 
 notebooks/NAME.py is the source, in the percent format of jupytext. From it are made
 
