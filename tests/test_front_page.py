@@ -12,7 +12,7 @@ FOLDERS = (
     *(".github", "docs", "examples", "notebooks", "packages", "src", "tools", "training"),
     *("benchmarks", "changelog.d", "peers"),
 )
-KINDS = (".cff", ".cfg", ".html", ".ipynb", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yml")
+KINDS = (".cff", ".cfg", ".html", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yml")
 NO_ADDRESS = re.compile(
     r"\bOWNER/|colab\.research\.google\.com|(github\.com|githubusercontent\.com|gitlab\.com)/[^/\s\"')]+/hookline\b"
     r"|hookline\.(readthedocs|github)\.io|pypi\.org/project/hookline\b"

@@ -136,3 +136,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path) -> None:
     ran = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert list(script("check_site").problems(tmp_path / "site")) == []
+    notebooks = tmp_path / "site/notebooks"
+    for name in script("site_pages").ORDER:
+        assert (notebooks / f"{name}.ipynb").read_text(encoding="utf-8") == script("notebook_sources").for_jupyter(name)
+        assert f'href="{name}.ipynb"' in (notebooks / f"{name}.html").read_text(encoding="utf-8")
