@@ -134,7 +134,7 @@ def test_what_a_graph_writes_to(writes, does) -> None:
     call = torch.compile(lambda x: (does(x), x)[1], backend=check, fullgraph=True)
     with torch.no_grad():
         if writes:
-            with pytest.raises(Exception, match=r"writes to a tensor of the shape \[1\] outside it"):
+            with pytest.raises(Exception, match=r"writes.*shape \[1\]"):
                 call(torch.ones(3, 1))
         else:
             call(torch.ones(3, 1))
