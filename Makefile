@@ -46,18 +46,18 @@ lint: $(READY)
 	$(BIN)/mypy
 
 docs: $(READY)
-	$(BIN)/python docs/make_models.py
-	$(BIN)/python docs/make_points.py
-	$(BIN)/python docs/make_point_map.py
+	$(BIN)/python tools/make_models.py
+	$(BIN)/python tools/make_points.py
+	$(BIN)/python tools/make_point_map.py
 	$(BIN)/python tools/llms.py
 	$(BIN)/python -m pytest tests/test_docs.py
 
 site: $(VENV)/.site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	$(BIN)/python docs/check_site.py out/site
+	$(BIN)/python tools/check_site.py out/site
 
 notebooks: $(READY) $(VENV)/.real
-	$(BIN)/python docs/make_notebooks.py
+	$(BIN)/python tools/make_notebooks.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py

@@ -55,7 +55,7 @@ BANNED_IN_DOCS = {
     r"\b\w+(al|im|t)is(e|ed|es|ing|ation)\b(?<!otherwise)": "American spelling: -ize",
     r"\b(afterwards|towards|grey|centred?)\b": "American spelling",
 }
-"""More of them, for the pages, examples and benchmarks."""
+"""More of them, for all that is not in the package."""
 
 
 def messages(path: Path) -> list[str]:
@@ -78,7 +78,7 @@ def all_messages() -> str:
 
 def _is_of_messages(function: ast.expr) -> bool:
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    return name.endswith(("Error", "Warning")) or name in ("warn", "_warn", "error", "hook_error")
+    return name.endswith(("Error", "Warning", "NotCompiled")) or name in ("warn", "_warn", "error", "hook_error")
 
 
 def _text(node: ast.expr) -> str | None:
@@ -103,11 +103,11 @@ def _text(node: ast.expr) -> str | None:
 
 def prose_files() -> list[str]:
     """The files whose phrases are checked, from the repository's root."""
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.*"), *ROOT.glob("examples/**/*.*"), *ROOT.glob("benchmarks/*.py")]
-    pages += [*ROOT.glob("training/*.md"), *ROOT.glob("tools/*.py"), *ROOT.glob("notebooks/*.py")]
-    pages += [*ROOT.glob("docs/recipes/*.md")]
-    found = [path for path in [*pages, *PACKAGE.rglob("*.py")] if path.suffix in (".md", ".py")]
-    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+    patterns = ("*.md", "docs/*.md", "docs/recipes/*.md", "examples/**/*.*", "training/*.md")
+    patterns += ("benchmarks/*.py", "notebooks/*.py", "peers/*.py", "tools/*.py")
+    paths = [*(path for pattern in patterns for path in ROOT.glob(pattern)), *PACKAGE.rglob("*.py")]
+    prose = [path for path in paths if path.suffix in (".md", ".py")]
+    return sorted(path.relative_to(ROOT).as_posix() for path in prose)
 
 
 def banned_in(file: str) -> Iterator[str]:

@@ -110,7 +110,7 @@ def test_output_that_differs_is_noticed() -> None:
 
 def test_diagrams_show_the_points_of_the_models(tmp_path, monkeypatch) -> None:
     """`main` raises if a diagram, or the table in docs/points.md, differs from the models."""
-    spec = importlib.util.spec_from_file_location("make_points", ROOT / "docs/make_points.py")
+    spec = importlib.util.spec_from_file_location("make_points", ROOT / "tools/make_points.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     (tmp_path / "docs").mkdir()
@@ -118,7 +118,7 @@ def test_diagrams_show_the_points_of_the_models(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(script, "ROOT", tmp_path)
     script.main()
     for drawn in (tmp_path / "docs").glob("*.svg"):
-        assert drawn.read_text() == read(f"docs/{drawn.name}"), "run docs/make_points.py"
+        assert drawn.read_text() == read(f"docs/{drawn.name}"), "run tools/make_points.py"
 
 
 def anchors(page: Path) -> set[str]:

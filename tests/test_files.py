@@ -349,7 +349,7 @@ def test_places_that_cannot_be_written_to(tmp_path) -> None:
             kind.save(tmp_path / "file")
     cache = hookline.hook(torch.nn.Linear(3, 3)).cache(torch.randn(2, 3))
     for path in (tmp_path, tmp_path / "file" / "cache", tmp_path / "no" / "cache", "a\0b", "/dev/null"):
-        with pytest.raises(HooklineError, match="the activations cannot be written to"):
+        with pytest.raises(HooklineError, match=r"activations.*written"):
             cache.save(path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "kept"
@@ -360,7 +360,7 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path) -> None:
     before = (tmp_path / "cache").read_bytes()
     cache = ActivationCache.load(tmp_path / "cache")
     for bad in (torch.ones(2).to_sparse(), torch.ones(2, device="meta"), torch.ones(2, dtype=torch.complex128)):
-        with pytest.raises(HooklineError, match=r"the activations cannot be written to .*: x is "):
+        with pytest.raises(HooklineError, match=r"activations.*: x is "):
             cache._with({"x": bad}).save(tmp_path / "cache")
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     assert (tmp_path / "cache").read_bytes() == before
@@ -399,11 +399,11 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
     (folder / ".lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(StoreError, match="it is a link"):
+    with pytest.raises(StoreError, match="link"):
         save_store(folder)
     (folder / ".lock").unlink()
     os.mkfifo(folder / ".lock")
-    with pytest.raises(StoreError, match="cannot be written to"):
+    with pytest.raises(StoreError, match="written to"):
         save_store(folder)
     assert (tmp_path / "victim").read_text() == "precious"
 

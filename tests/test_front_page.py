@@ -10,9 +10,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
 FIRST_SCREEN = 40
 FOLDERS = (
     *(".github", "docs", "examples", "notebooks", "packages", "src", "tools", "training"),
-    *("benchmarks", "changelog.d"),
+    *("benchmarks", "changelog.d", "peers"),
 )
-KINDS = (".cff", ".cfg", ".html", ".ipynb", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yml")
+KINDS = (".cff", ".cfg", ".html", ".json", ".md", ".py", ".svg", ".toml", ".txt", ".yml")
 NO_ADDRESS = re.compile(
     r"\bOWNER/|colab\.research\.google\.com|(github\.com|githubusercontent\.com|gitlab\.com)/[^/\s\"')]+/hookline\b"
     r"|hookline\.(readthedocs|github)\.io|pypi\.org/project/hookline\b"

@@ -35,7 +35,7 @@ def no_hub(monkeypatch) -> None:
     [("tinywrld", "tinyworld"), ("TinyWorld", "tinyworld"), ("tiny-world", "tinyworld"), ("tinysigth", "tinysight")],
 )
 def test_a_name_that_is_nearly_right(name, meant) -> None:
-    with pytest.raises(HooklineError, match=f"folder named '{name}': did you mean '{meant}'"):
+    with pytest.raises(HooklineError, match=rf"'{name}'.*'{meant}'"):
         hookline.load(name)
 
 
@@ -142,7 +142,7 @@ def test_the_demo_says_at_once_that_it_cannot_write(tmp_path) -> None:
 
 def test_a_folder_of_gguf_weights_needs_the_name_of_the_file(tmp_path) -> None:
     (tmp_path / "small.gguf").write_bytes(b"")
-    with pytest.raises(HooklineError, match=r"name the file, '.*small\.gguf'"):
+    with pytest.raises(HooklineError, match=r"'.*small\.gguf'"):
         hookline.load(tmp_path)
     assert find_model(tmp_path / "small.gguf", {}) == (tmp_path, {"gguf_file": "small.gguf"})
     with pytest.raises(HooklineError, match="leave gguf_file out"):
@@ -152,7 +152,7 @@ def test_a_folder_of_gguf_weights_needs_the_name_of_the_file(tmp_path) -> None:
 @pytest.mark.parametrize("option", ["device_map", "distributed_config"])
 def test_several_devices_need_accelerate(option, monkeypatch) -> None:
     monkeypatch.setattr(sys.modules["hookline.loading"], "find_spec", lambda name: None)
-    with pytest.raises(HooklineError, match=rf'{option} needs accelerate: pip install "hookline\[distributed\]"'):
+    with pytest.raises(HooklineError, match=rf'{option} needs accelerate.*"hookline\[distributed\]"'):
         hookline.load("tinyworld", **{option: "auto"})
 
 
@@ -183,25 +183,25 @@ def test_a_model_of_the_package_has_all_its_weights(monkeypatch, tmp_path) -> No
 
 
 def test_options_that_cannot_be_used() -> None:
-    with pytest.raises(hookline.HooklineError, match="in the package, so revision= has no effect"):
+    with pytest.raises(hookline.HooklineError, match="revision="):
         hookline.load("tinyworld", revision="x")
-    with pytest.raises(hookline.HooklineError, match="device='nowhere' cannot be used here"):
+    with pytest.raises(hookline.HooklineError, match="device='nowhere'"):
         hookline.load("tinyworld", device="nowhere")
-    with pytest.raises(hookline.HooklineError, match=r"unexpected keyword argument 'devise'\. Did you mean device=\?"):
+    with pytest.raises(hookline.HooklineError, match=r"'devise'.*device=\?"):
         hookline.load("tinyworld", devise="cpu")
-    with pytest.raises(hookline.HooklineError, match=r"unexpected keyword argument 'zzz'$"):
+    with pytest.raises(hookline.HooklineError, match=r"'zzz'$"):
         hookline.load("tinyworld", zzz=1)
 
 
 def test_a_model_without_weights_does_not_generate_or_harvest(tmp_path) -> None:
     empty = hookline.load("tinyworld", device="meta")
-    with pytest.raises(hookline.HooklineError, match='on the device "meta", without weights'):
+    with pytest.raises(hookline.HooklineError, match='"meta"'):
         empty.generate("Mary went")
-    with pytest.raises(hookline.HooklineError, match="or harvest it by layer"):
+    with pytest.raises(hookline.HooklineError, match=r"harvest.*layer"):
         hookline.harvest(empty, ["Mary went"], "z", tmp_path / "store")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the error is that of a machine without a GPU")
 def test_a_device_that_this_machine_does_not_have() -> None:
-    with pytest.raises(hookline.HooklineError, match="device='cuda' cannot be used here"):
+    with pytest.raises(hookline.HooklineError, match="device='cuda'"):
         hookline.load("tinyworld", device="cuda")

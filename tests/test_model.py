@@ -149,7 +149,7 @@ def test_without_a_tokenizer() -> None:
     assert model(torch.tensor([3, 4])).shape[:2] == (1, 2)
     with pytest.raises(HooklineError, match="tokenizer"):
         model("the cat")
-    with pytest.raises(HooklineError, match="not a supported language"):
+    with pytest.raises(HooklineError, match="supported language"):
         hookline.hook(torch.nn.Linear(1, 1), tokenizer="something")
 
 
@@ -173,17 +173,17 @@ def test_generation_under_hooks(model) -> None:
 
 def test_a_call_needs_an_input(model) -> None:
     for call in (model, model.generate, model.run_with_cache):
-        with pytest.raises(HooklineError, match="no input was given: pass text or token ids"):
+        with pytest.raises(HooklineError, match="no input"):
             call()
 
 
 def test_ids_that_are_no_tokens_have_no_text(model) -> None:
     for ids in ([500], torch.tensor([3, 500]), torch.tensor([[3, 500]]), [-1]):
-        with pytest.raises(HooklineError, match=r"token (500|-1) is out of range: this model has 0 to \d+"):
+        with pytest.raises(HooklineError, match=r"token (500|-1) .*0 to \d+"):
             model.to_string(ids)
-    with pytest.raises(HooklineError, match=r"token 500 is out of range"):
+    with pytest.raises(HooklineError, match="token 500"):
         model.to_str_tokens(torch.tensor([3, 500]))
-    with pytest.raises(HooklineError, match=r"token ids must be integers, not 1\.5"):
+    with pytest.raises(HooklineError, match=r"integers, not 1\.5"):
         model.to_string(torch.tensor([1.5]))
 
 
@@ -197,10 +197,10 @@ def test_generate_takes_what_a_call_takes(model) -> None:
     assert cache["hook_embed"].shape[1] == 4
     assert len(list(model.stream("the cat", prepend_bos=True, **quick))) <= 2
     for wrong in (2.5, 0, -1, "2"):
-        with pytest.raises(HooklineError, match="max_new_tokens must be a whole number above 0, not"):
+        with pytest.raises(HooklineError, match="max_new_tokens"):
             model.generate("the cat", max_new_tokens=wrong)
     for continued in (model.generate, model.generate_with_cache, model.stream):
-        with pytest.raises(HooklineError, match=r"seed must be a whole number or None, not 1\.5"):
+        with pytest.raises(HooklineError, match=r"seed.* 1\.5"):
             continued("the cat", 2, do_sample=True, seed=1.5)
 
 
@@ -227,10 +227,10 @@ def test_load_from_a_folder(model, tokenizer, tmp_path) -> None:
 
 
 def test_folders_without_a_model(model, tmp_path) -> None:
-    with pytest.raises(HooklineError, match="does not exist"):
+    with pytest.raises(HooklineError, match="exist"):
         hookline.load(tmp_path / "nowhere")
     model.module.config.save_pretrained(tmp_path)
-    with pytest.raises(HooklineError, match="contains no weights"):
+    with pytest.raises(HooklineError, match=r"contains.*weights"):
         hookline.load(tmp_path)
 
 
@@ -321,7 +321,7 @@ def test_starting_late_with_padding_and_gradients() -> None:
 def test_what_comes_before_the_start_cannot_be_hooked(model) -> None:
     stream = torch.randn(1, 3, 32)
     for name in ("hook_embed", "hook_pos_embed", "blocks.0.attn.hook_z", "transformer.h.1"):
-        with pytest.raises(HooklineError, match="is before layer 2"):
+        with pytest.raises(HooklineError, match="before layer 2"):
             model.run_with_hooks(stream, start_at_layer=2, fwd_hooks=[(name, torch.zeros_like)])
     for options, message in [
         ({"start_at_layer": 9}, "start_at_layer=9"),
@@ -396,7 +396,7 @@ def test_a_block_by_its_number(model) -> None:
         assert torch.equal(cache[name], full["resid_post", 1])
     assert "q2" in cache
     for number in (9, "9", -9):
-        with pytest.raises(hookline.UnknownPointError, match="Layers are 0 to 3"):
+        with pytest.raises(hookline.UnknownPointError, match=r"Layers.*0 to 3"):
             model.run_with_cache("the cat sat", names_filter=number)
 
 
@@ -418,17 +418,17 @@ def test_tokens_that_were_checked_are_checked_again_once_they_or_the_model_chang
     assert torch.equal(model(tokens), expected)
     rows = model.module.get_input_embeddings().num_embeddings
     tokens[0, 1] = rows
-    with pytest.raises(HooklineError, match="out of range"):
+    with pytest.raises(HooklineError, match="range"):
         model(tokens)
     tokens[0, 1] = rows - 1
     model(tokens)
     model.module.resize_token_embeddings(rows - 4, mean_resizing=False)
-    with pytest.raises(HooklineError, match="out of range"):
+    with pytest.raises(HooklineError, match="range"):
         model(tokens)
     tokens[0, 1] = 4
     model(tokens)
     model.module.set_input_embeddings(torch.nn.Embedding(5, model.cfg.d_model))
-    with pytest.raises(HooklineError, match="out of range"):
+    with pytest.raises(HooklineError, match="range"):
         model(tokens)
 
 

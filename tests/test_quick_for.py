@@ -20,7 +20,7 @@ def collected(item: pytest.Function) -> list[pytest.Function]:
 def test_a_word_that_no_variant_has(word, request) -> None:
     assert collected(request.node) == [request.node]
     request.node.add_marker(pytest.mark.quick_for("two"))
-    with pytest.raises(pytest.Collector.CollectError, match=r"no variant has two"):
+    with pytest.raises(pytest.Collector.CollectError, match="variant"):
         collected(request.node)
 
 

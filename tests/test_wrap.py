@@ -118,7 +118,7 @@ def test_an_unknown_wrapper_has_a_hint(llama) -> None:
 def test_tensor_parallelism_of_older_versions_is_refused(llama) -> None:
     """Before 5.19, transformers has no manager of meshes, which knows the processes."""
     llama._tp_size = 2
-    with pytest.raises(HooklineError, match=r"\(tp_size=2\).* from version 5\.19 on"):
+    with pytest.raises(HooklineError, match=r"\(tp_size=2\).*version 5\.19"):
         hookline.hook(llama)
 
 

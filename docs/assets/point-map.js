@@ -1,4 +1,4 @@
-// The point map: draws the points of an architecture from the data of docs/make_point_map.py.
+// The point map: draws the points of an architecture from the data of tools/make_point_map.py.
 (() => {
   const { rows, texts, parts, architectures } = POINT_MAP;
   const root = document.getElementById("pm");

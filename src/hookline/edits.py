@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # with their arguments; to a type checker any other edit is A
     add, scale, noise = data_edits.Add, data_edits.Scale, data_edits.Noise
     project_out, reflect = data_edits.ProjectOut, data_edits.Reflect
 
-__all__ = [*EDITS, "save", "load", "DataEdit"]
+__all__ = [*EDITS.keys(), "save", "load", "DataEdit"]  # griffe, which reads this for the site, fails on `*EDITS`
 
 
 def __getattr__(name: str) -> Any:

@@ -327,7 +327,7 @@ def test_saving_activations(lm) -> None:
     for bad in ("nosuch", "../first", ""):
         with pytest.raises(StoreError):
             lm.store.open_run(bad)
-    with pytest.raises(HooklineError, match="needs a store"):
+    with pytest.raises(HooklineError, match="store"):
         LanguageModel.from_model(lm.model, lm.tokenizer).activations.save_activations(texts, 0)
 
 
@@ -351,7 +351,7 @@ def test_saving_what_detectors_kept(lm) -> None:
     lm.inference.execute_inference(TEXTS)
     lm.clear_detectors()
     assert detectors[0].get_captured() is None
-    with pytest.raises(StoreError, match="no batch 3; it has"):
+    with pytest.raises(StoreError, match="batch 3"):
         lm.store.get_detector_metadata("run", 3)
 
 
@@ -364,7 +364,7 @@ def test_saving_and_loading_the_model(lm, tmp_path) -> None:
         assert torch.equal(each.inference.execute_inference(TEXTS)[0].logits, expected)
     with pytest.raises(HooklineError, match="pickle"):
         LanguageModel.from_local(tmp_path / "model.pt")
-    with pytest.raises(HooklineError, match="there is no folder"):
+    with pytest.raises(HooklineError, match="no folder"):
         LanguageModel.from_local(tmp_path / "nowhere")
 
 
@@ -387,7 +387,7 @@ def test_the_rest_of_the_layers(lm, capsys) -> None:
     for handle in handles:
         handle.remove()
     assert seen == ["before", "after"]
-    with pytest.raises(HooklineError, match="name the module"):
+    with pytest.raises(HooklineError, match=r"name.*module"):
         lm.layers.register_forward_hook_for_layer("blocks.0.attn.hook_q", print)
     lm.layers.register_hook("layer_3", LayerActivationDetector(hook_id="late"))
     lm.inference.execute_inference(TEXTS)
@@ -402,7 +402,7 @@ def test_tensors_in_the_store(lm) -> None:
     with pytest.raises(StoreError, match="no tensor"):
         lm.store.get_tensor("other")
     for key in ("../outside", "", "a//b", "/etc/x"):
-        with pytest.raises(StoreError, match="path inside the store"):
+        with pytest.raises(StoreError, match="path inside"):
             lm.store.put_tensor(key, x)
 
 

@@ -62,7 +62,7 @@ def test_a_text_dataset_is_a_sequence_of_texts() -> None:
     assert sorted(dataset.random_sample(3, seed=1)) == sorted(dataset.sample(3, seed=1))
     with pytest.raises(HooklineError, match="no column 'story'"):
         TextDataset(Table(), text_field="story")
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises(IndexError, match="range"):
         dataset[4]
     with pytest.raises(HooklineError, match="no length"):
         len(TextDataset(iter(()), loading_strategy=LoadingStrategy.STREAMING))
@@ -166,7 +166,7 @@ def test_edits_of_concepts_change_the_reconstruction(lm, layer, trained) -> None
 
 def test_top_texts_ignore_padding_and_name_the_token(lm, layer, trained, tmp_path) -> None:
     sae, _ = trained
-    with pytest.raises(HooklineError, match="needs a language model"):
+    with pytest.raises(HooklineError, match="language model"):
         sae.concepts.enable_text_tracking()
     lm.layers.register_hook(layer, sae)
     sae.context.text_tracking_k = 2
@@ -195,7 +195,7 @@ def test_saved_and_loaded_it_is_the_same(trained, tmp_path, layer) -> None:
     assert again.context.lm_layer_signature == layer
     assert again.concepts.multiplication[0] == 3
     (tmp_path / "theirs.pt").write_bytes(b"pickle")
-    with pytest.raises(HooklineError, match="pickle file of mi-crow"):
+    with pytest.raises(HooklineError, match="mi-crow"):
         TopKSae.load(tmp_path / "theirs.pt")
 
 
@@ -213,11 +213,11 @@ def test_concepts_are_read_from_files(tmp_path) -> None:
 
 def test_options_without_an_effect_are_named(lm, layer, trained) -> None:
     sae, _ = trained
-    with pytest.warns(UserWarning, match="l1_lambda has no effect"):
+    with pytest.warns(UserWarning, match="l1_lambda"):
         sae.train(lm.store, "run", layer, TopKSaeTrainingConfig(k=2, l1_lambda=0.1, batch_size=8))
-    with pytest.raises(StoreError, match="no activations of 'elsewhere'"):
+    with pytest.raises(StoreError, match="'elsewhere'"):
         sae.train(lm.store, "run", "elsewhere")
-    with pytest.raises(HooklineError, match="dtype of the model"):
+    with pytest.raises(HooklineError, match=r"dtype.*model"):
         lm.activations.save_activations(TEXTS, layer, autocast=True)
 
 

@@ -336,7 +336,7 @@ def test_what_the_model_says_of_itself() -> None:
     assert [hookline.hook(toy(case)).cfg.positions for case in ("plain", "like llama", "alibi", "no positions")] == [
         *("added to the stream", "rotary", "alibi", "none")
     ]
-    with pytest.raises(hookline.UnknownPointError, match="no such norm"):
+    with pytest.raises(hookline.UnknownPointError, match="such norm"):
         hookline.hook(toy("no norm")).point("blocks.0.ln1.hook_scale")
     with pytest.raises(hookline.UnknownPointError, match="no MLP"):
         hookline.hook(toy("attention only")).point("blocks.0.hook_mlp_in")

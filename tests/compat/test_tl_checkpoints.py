@@ -118,7 +118,7 @@ def test_a_model_that_is_not_cached(cached) -> None:
 
 
 def test_the_older_format_is_refused() -> None:
-    with pytest.raises(HooklineError, match="SoLU_2L_v10_old has an older format"):
+    with pytest.raises(HooklineError, match="SoLU_2L_v10_old"):
         HookedTransformer.from_pretrained("solu-2l-pile", device="cpu")
 
 

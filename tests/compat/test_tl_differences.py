@@ -97,7 +97,7 @@ def test_cfg_of_more_architectures() -> None:
 
 def test_dropout_of_a_model_in_training_mode_is_active_with_a_warning() -> None:
     """TransformerLens has no dropout, so a program written for it does not expect runs that differ."""
-    with pytest.warns(HooklineWarning, match="training mode with dropout"):
+    with pytest.warns(HooklineWarning, match="dropout"):
         model = HookedTransformer.from_pretrained_no_processing("gpt2", hf_model=nudged("gpt2").train())
     assert not torch.equal(model(TOKENS), model(TOKENS))
     model.eval()
@@ -182,7 +182,7 @@ def test_batch_slices_take_rows_of_the_stack(model) -> None:
         torch.testing.assert_close(cache.logit_attrs(stack, TOKENS[where, -1], **options), attrs[:, where])
     of_row = cache.apply_ln_to_stack(stack[:, 1], pos_slice=-1, batch_slice=1, has_batch_dim=False)
     torch.testing.assert_close(of_row, whole[:, 1])
-    with pytest.raises(HooklineError, match="does not have the 2 rows"):
+    with pytest.raises(HooklineError, match="2 rows"):
         cache.apply_ln_to_stack(stack[:, [1]], pos_slice=-1, batch_slice=[1])
 
 

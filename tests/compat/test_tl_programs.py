@@ -2,7 +2,7 @@
 
 Which hooks a point has, and in which order they fire, follows there from a list of hooks at each point, each with the
 level of its context. The lists are kept here beside the model, and compared with what it does. The same programs, and
-more, are run by TransformerLens itself in `benchmarks/parity_transformerlens.py`.
+more, are run by TransformerLens itself in `peers/parity_transformerlens.py`.
 """
 
 import random

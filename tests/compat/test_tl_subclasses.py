@@ -19,7 +19,7 @@ CFG = HookedTransformerConfig(n_layers=1, d_model=16, d_head=8, n_ctx=8, d_vocab
     "name", ["module", "weights", "index", "anatomy", "text", "_points", "_run", "_prepared", "_hook_actions"]
 )
 def test_subclasses_that_define_what_the_model_needs(name) -> None:
-    with pytest.raises(HooklineError, match=f"Mine defines {name}, which HookedTransformer needs"):
+    with pytest.raises(HooklineError, match=rf"Mine.*{name}.*HookedTransformer"):
         type("Mine", (HookedTransformer,), {name: lambda _self: 5})
 
 
@@ -30,7 +30,7 @@ def test_subclasses_that_do_not_start_as_they_must() -> None:
     with pytest.raises(HooklineError, match=r"Lazy\.__init__ must call HookedTransformer\.__init__"):
         type(lazy).from_pretrained("tinyworld", device="cpu")
     model = HookedTransformer(CFG)
-    with pytest.raises(HooklineError, match="cannot be replaced"):
+    with pytest.raises(HooklineError, match="replaced"):
         model.module = nn.Linear(2, 2)
 
 

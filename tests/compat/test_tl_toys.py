@@ -84,7 +84,7 @@ def test_the_loss_of_logits_for_fewer_tokens() -> None:
     expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(model(tokens, return_type="loss"), expected)
-    with pytest.raises(HooklineError, match="logits for 5 tokens"):
+    with pytest.raises(HooklineError, match="5 tokens"):
         model(TOKENS, return_type="loss")
 
 
@@ -205,7 +205,7 @@ def test_slices() -> None:
     assert utils.Slice(-1).indices().tolist() == [-1]
     with pytest.raises(HooklineError, match="length"):
         utils.Slice((1, 3)).indices()
-    with pytest.raises(HooklineError, match="a slice must be"):
+    with pytest.raises(HooklineError, match="slice"):
         utils.Slice("all")
 
 
@@ -342,7 +342,7 @@ def test_files_memory_and_names(tmp_path, capsys) -> None:
 def test_names_that_are_left_out_say_what_is_there(module, name, instead) -> None:
     with pytest.raises(ImportError, match=instead):
         exec(f"from hookline.compat.transformer_lens{module} import {name}")
-    with pytest.raises(ImportError, match="cannot import name"):
+    with pytest.raises(ImportError, match="import name"):
         exec(f"from hookline.compat.transformer_lens{module} import nothing_like_that")
 
 

@@ -220,7 +220,7 @@ def test_options_that_cannot_be_had_raise(options) -> None:
 def test_no_encoders() -> None:
     from tiny_models import encoder
 
-    with pytest.raises(HooklineError, match="causal language model"):
+    with pytest.raises(HooklineError, match="causal"):
         HookedTransformer.from_pretrained("bert", hf_model=encoder("bert", head=True))
 
 
@@ -484,14 +484,14 @@ def test_token_helpers(model) -> None:
     assert model.get_token_position(" France", TEXTS[1]) == 4
     assert model.get_token_position(france, TEXTS[1], prepend_bos=False) == 3
     assert model.get_token_position(" John", TEXT, mode="last") > model.get_token_position(" John", TEXT)
-    with pytest.raises(HooklineError, match="not in the prompt"):
+    with pytest.raises(HooklineError, match="the prompt"):
         model.get_token_position(" Paris", TEXTS[1])
-    with pytest.raises(HooklineError, match="tokens, not one"):
+    with pytest.raises(HooklineError, match=r"tokens.* one"):
         model.to_single_token(" France and Germany")
 
 
 def test_long_text_is_cut_with_a_warning(model) -> None:
-    with pytest.warns(HooklineWarning, match="was truncated to .*128"):
+    with pytest.warns(HooklineWarning, match="truncated.*128"):
         assert model.to_tokens("word " * 300).shape == (1, 128)
     assert model.to_tokens("word " * 300, truncate=False).shape[1] > 128
 

@@ -116,7 +116,7 @@ def test_masks_are_added_to_scores_and_may_be_replaced(model, inputs) -> None:
     assert torch.allclose(same, bare, atol=1e-5)
     with model.run_with_hooks([(MASK, lambda _m, _a, _k, mask: mask * 0 if mask.isfinite().all() else mask.clamp(0))]):
         assert not torch.allclose(model.forward(inputs).logits, bare, atol=1e-3)
-    with pytest.raises(HooklineError, match="does not fit"), model.run_with_hooks([(MASK, SetAttentionMask(bare))]):
+    with pytest.raises(HooklineError, match="not fit"), model.run_with_hooks([(MASK, SetAttentionMask(bare))]):
         model.forward(inputs)
 
 
@@ -124,7 +124,7 @@ def test_blocked_attention_stays_blocked_in_generation(model, inputs) -> None:
     n_tokens, rows = inputs["input_ids"].shape[1], []
     pattern = ("lm.blocks.1.attn.hook_pattern", lambda _m, _a, _k, x: rows.append(x[:, :, -1, 0].max().item()))
     block = BlockAttention([(n_tokens, 0), (n_tokens + 1, 0)], batch_idx=None)
-    with pytest.raises(HooklineError, match="out of range"), model.run_with_hooks([(MASK, block)]):
+    with pytest.raises(HooklineError, match="range"), model.run_with_hooks([(MASK, block)]):
         model.forward(inputs)
 
     def later(*given):
@@ -144,7 +144,7 @@ def test_names_are_parsed_and_checked() -> None:
     for name, words in {"attn.hook_pattern": "virtual", "hook_there": "Unknown hook type"}.items():
         with pytest.raises(ValueError, match=words):
             validate_patch_hook_type(name)
-    with pytest.raises(ValueError, match="Invalid hook name format"):
+    with pytest.raises(ValueError, match="Invalid hook"):
         HookPoint.parse("lm_resid_post")
     adapter = ModelRegistry.get_adapter_class(ModelRegistry.list_supported_models()[0])
     assert adapter.SUPPORTED_MODELS

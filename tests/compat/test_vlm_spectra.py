@@ -265,7 +265,7 @@ def test_a_bad_hook_among_good_ones_attaches_nothing(model, kind) -> None:
     for bad in (Doubles("lm.nothing", 0), Hook, PatchMLPHook, object(), lambda *given: None, ("lm.nope", good), 3):
         with pytest.raises(HooklineError), model.run_with_hooks([good, bad]):
             raise AssertionError
-    with pytest.raises(InvalidHookError, match="list of hooks"):
+    with pytest.raises(InvalidHookError, match=r"list.*hooks"):
         model.run_with_hooks(good)
     model.forward(inputs_of(kind))
     assert good.calls == []
@@ -355,7 +355,7 @@ def test_another_thread_does_not_see_them(model, kind) -> None:
 
 
 def test_a_context_without_a_run_is_told(model) -> None:
-    with pytest.warns(NeverFiredWarning, match="no forward pass"), model.run_with_hooks([Plain(0)]):
+    with pytest.warns(NeverFiredWarning, match="forward pass"), model.run_with_hooks([Plain(0)]):
         pass
 
 

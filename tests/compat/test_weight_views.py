@@ -66,7 +66,7 @@ def test_a_weight_can_be_frozen() -> None:
 def test_a_part_of_a_parameter_cannot_be_frozen_alone() -> None:
     weight = wrapped("gpt2").blocks[0].attn.W_Q
     weight.requires_grad = True  # as it is
-    with pytest.raises(HooklineError, match=r"blocks\.0\.attn\.W_Q is a part .* in model\.module"):
+    with pytest.raises(HooklineError, match=r"blocks\.0\.attn\.W_Q.*model\.module"):
         weight.requires_grad = False
     with pytest.raises(HooklineError, match="shape"):
         weight.data = torch.zeros(3)

@@ -250,7 +250,7 @@ def test_a_graph_that_differs_is_not_used(ids, monkeypatch) -> None:
 
     with (
         model.compiled(backend=wrong) as runs,
-        pytest.warns(HooklineWarning, match="the compiled graph does not give what was traced"),
+        pytest.warns(HooklineWarning, match="traced"),
     ):
         found = [model.generate(ids, max_new_tokens=4, do_sample=False) for _ in range(2)]
     assert all(torch.equal(each, expected) for each in found)
@@ -325,7 +325,7 @@ def test_values_in_a_function_need_graphs_and_are_bounded(ids) -> None:
             with model.hooks(scaled(factor)):
                 assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), right)
         assert runs.graphs == 2
-        with pytest.warns(HooklineWarning, match="compiled for 2 values or lengths"), model.hooks(scaled(factors[3])):
+        with pytest.warns(HooklineWarning, match="2 values"), model.hooks(scaled(factors[3])):
             assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), expected[3])
         model.generate(ids, max_new_tokens=4, do_sample=False)
         assert runs.graphs == 3
@@ -385,7 +385,7 @@ def test_a_module_that_is_called_between_the_passes_is_named(model, ids) -> None
             model.module.lm_head(torch.zeros(len(input_ids), 1, 32))
             return scores
 
-    with pytest.raises(HooklineError, match=r"'unembed\.hook_in' has the shape"):
+    with pytest.raises(HooklineError, match=r"'unembed\.hook_in'.*shape"):
         model.generate_with_cache(
             ids, 4, names_filter="unembed.hook_in", logits_processor=LogitsProcessorList([Calling()]), do_sample=False
         )
@@ -483,7 +483,7 @@ def test_a_generation_in_which_rotary_angles_change_runs_uncompiled() -> None:
     ids = torch.randint(3, 60, (1, 15))
     expected = model.generate(ids, max_new_tokens=20, do_sample=False)
     with model.compiled(backend=Counting()) as runs:
-        with pytest.warns(HooklineWarning, match="rotary angles change at 20 tokens"):
+        with pytest.warns(HooklineWarning, match="20 tokens"):
             assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), expected)
         with says_that_it_is_untraced():
             assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), expected[:, :20])
@@ -514,7 +514,7 @@ def test_the_first_padded_pass_is_proved_too(monkeypatch) -> None:
         with model.compiled(backend=Counting()):
             for _ in range(2):
                 torch.testing.assert_close(model(ids), expected[0])  # as long as its graph
-            with pytest.warns(HooklineWarning, match="does not give what the hooks give"):
+            with pytest.warns(HooklineWarning, match="hooks give"):
                 assert torch.equal(model(ids[:, :19]), expected[1])
             assert torch.equal(model(ids[:, :19]), expected[1])
 
@@ -551,7 +551,7 @@ def test_the_first_masked_texts_are_proved_too(monkeypatch) -> None:
         with torch.no_grad():
             model(ids, attention_mask=torch.ones_like(ids))
         monkeypatch.setattr("hookline.compiled.proof.difference", lambda *_: "it is refused here")
-        with pytest.warns(HooklineWarning, match="it is refused here"):
+        with pytest.warns(HooklineWarning, match="refused"):
             assert torch.equal(model.generate(ids, attention_mask=masked, **options), expected)
         with torch.no_grad():
             assert torch.equal(model(ids, attention_mask=masked), logits)

@@ -135,7 +135,7 @@ def test_a_hook_that_comes_later_acts_and_its_removal_restores(model) -> None:
 def test_what_is_not_compiled_says_so(model) -> None:
     clean, corrupted = pair(3)
     with model.compiled(backend=Counting()) as runs:
-        with pytest.warns(HooklineWarning, match="hook_pattern' cannot be changed in a graph"):
+        with pytest.warns(HooklineWarning, match="hook_pattern'"):
             patching.sweep(
                 model, clean, corrupted, difference, points="pattern", over=("layer", "head"), progress=False
             )
@@ -149,7 +149,7 @@ def test_a_graph_that_differs_is_not_used(model, monkeypatch) -> None:
     clean, corrupted = pair(4)
     expected = patching.sweep(model, clean, corrupted, difference, progress=False).values
     monkeypatch.setattr(tails.Join, "__call__", lambda self, x: self.rows * 1.01 if self.is_first else x)
-    with model.compiled(backend=Counting()), pytest.warns(HooklineWarning, match="does not give what the hooks give"):
+    with model.compiled(backend=Counting()), pytest.warns(HooklineWarning, match="hooks give"):
         found = patching.sweep(model, clean, corrupted, difference, progress=False).values
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
@@ -221,7 +221,7 @@ def test_a_compiled_harvest_does_not_continue_an_uncompiled_one(model, tmp_path)
     harvest = partial(hookline.harvest, model, points="blocks.0.hook_resid_post", batch_size=2, progress=False)
     with pytest.raises(KeyboardInterrupt):
         harvest(interrupted(), store=tmp_path / "store")
-    with model.compiled(backend="eager"), pytest.raises(StoreError, match="compiled is 'eager' here, but None in"):
+    with model.compiled(backend="eager"), pytest.raises(StoreError, match=r"'eager'.*None"):
         harvest(texts, store=tmp_path / "store")
     assert harvest(texts, store=tmp_path / "store")["blocks.0.hook_resid_post"].shape == (48, 32)
 

@@ -96,7 +96,7 @@ def test_padding_and_errors(model) -> None:
 def test_with_gradients_it_runs_uncompiled(model) -> None:
     ids = torch.randint(3, 60, (1, 6))
     with model.compiled(backend=Counting()) as runs:
-        with pytest.warns(HooklineWarning, match="gradients are on"):
+        with pytest.warns(HooklineWarning, match="gradients are"):
             logits = model(ids)
         assert logits.requires_grad
         assert runs.graphs == 0
@@ -128,7 +128,7 @@ def test_a_function_at_many_lengths_runs_uncompiled(model) -> None:
     with model.compiled(backend=Counting(), limit=2) as runs:
         for text in texts[:2]:
             model.run_with_hooks(text, fwd_hooks=hooks)
-        with pytest.warns(HooklineWarning, match="2 values or lengths of text"):
+        with pytest.warns(HooklineWarning, match="2 values"):
             assert torch.equal(model.run_with_hooks(texts[2], fwd_hooks=hooks), expected[2])
         assert runs.graphs == 2
 
@@ -201,10 +201,10 @@ def test_a_hook_that_never_fires_has_the_same_reason(model) -> None:
     hook = ("blocks.0.hook_resid_post", add(torch.ones(32), pos=new_tokens))
     with torch.no_grad(), model.compiled(backend=Counting()):
         for _ in range(3):
-            with pytest.warns(NeverFiredWarning, match="none of the positions that ran is new_tokens"):
+            with pytest.warns(NeverFiredWarning, match="new_tokens"):
                 model.run_with_hooks(ids, fwd_hooks=[hook])
             with (
-                pytest.warns(NeverFiredWarning, match="none of the positions that ran is new_tokens"),
+                pytest.warns(NeverFiredWarning, match="new_tokens"),
                 model.hooks([hook]),
             ):
                 model(ids)
@@ -215,7 +215,7 @@ def test_a_function_that_cannot_be_compiled_is_named(model) -> None:
     hooks = [("blocks.1.hook_mlp_out", lambda x: x * 2 if x.sum() > 0 else x)]
     with torch.no_grad():
         expected = model.run_with_hooks(ids, fwd_hooks=hooks)
-    said = pytest.warns(HooklineWarning, match=r"with the function at 'blocks.1.hook_mlp_out' \(Unsupported")
+    said = pytest.warns(HooklineWarning, match=r"'blocks.1.hook_mlp_out' \(Unsupported")
     with torch.no_grad(), model.compiled(backend=Counting()), said:
         found = model.run_with_hooks(ids, fwd_hooks=hooks)
     torch.testing.assert_close(found, expected)

@@ -28,7 +28,7 @@ def test_a_python_that_torch_does_not_compile_on(monkeypatch) -> None:
     model = hookline.hook(causal_lm("llama"))
     if not cannot_compile:
         monkeypatch.setattr(torch, "compile", refuse)
-    with pytest.raises(HooklineError, match=r"cannot compile on Python .*not supported on Python 3\.14"):
+    with pytest.raises(HooklineError, match=r"Python 3\.14"):
         model.compile()
     assert model(torch.tensor([[3, 4]])).shape == (1, 2, 64)
     tokens = torch.tensor([[3, 4]])
@@ -42,7 +42,7 @@ def test_graphs_that_are_wrong_or_cannot_be_traced_are_not_used() -> None:
     model, ids = hookline.hook(causal_lm("llama")), torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         logits, cache = model.run_with_cache(ids)
-        with model.compiled(backend="eager"), pytest.warns(HooklineWarning, match="this runs uncompiled"):
+        with model.compiled(backend="eager"), pytest.warns(HooklineWarning, match="uncompiled"):
             found, values = model.run_with_cache(ids)
     assert torch.equal(found, logits)
     assert all(torch.equal(values[name], cache[name]) for name in cache)

@@ -140,7 +140,7 @@ def test_a_file_knows_where_it_is_from(tmp_path) -> None:
     with pytest.raises(hookline.HooklineError, match="'-1'"):
         hookline.ActivationCache.load(path, model).decompose_resid(pos_slice=0)
     other = hookline.hook(tiny_models.causal_lm("opt"))
-    with pytest.raises(hookline.HooklineError, match=f"activations of {model.cfg.architecture}, .* opt"):
+    with pytest.raises(hookline.HooklineError, match=rf"{model.cfg.architecture}.* opt"):
         hookline.ActivationCache.load(path, other)
     with model.processed_weights(fold_ln=True):
         stale = hookline.ActivationCache.load(path, model)
@@ -232,16 +232,16 @@ def test_files_that_are_no_caches(tmp_path) -> None:
     with pytest.raises(hookline.HooklineError, match="activations"):
         hookline.ActivationCache.load(tmp_path / "nowhere")
     save_file({"x": torch.ones(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(hookline.HooklineError, match="not written by a cache"):
+    with pytest.raises(hookline.HooklineError, match=r"written.*cache"):
         hookline.ActivationCache.load(tmp_path / "other.safetensors")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, "float16"])
 def test_a_dtype_that_would_destroy_the_values(net, dtype) -> None:
     x = torch.randn(2, 4)
-    with pytest.raises(hookline.HooklineError, match="needs a floating dtype"):
+    with pytest.raises(hookline.HooklineError, match="floating"):
         net.run_with_cache(x, dtype=dtype)
-    with pytest.raises(hookline.HooklineError, match="needs a floating dtype"):
+    with pytest.raises(hookline.HooklineError, match="floating"):
         net.cache(x).to(dtype=dtype)
 
 

@@ -111,7 +111,7 @@ def test_a_module_under_two_names(x) -> None:
 
 def test_a_hook_that_never_fires_is_reported(x) -> None:
     net = hookline.hook(Lazy())
-    with pytest.warns(NeverFiredWarning, match=r"zero \(networks.py:\d+\) at 'unused'.*Linear"):
+    with pytest.warns(NeverFiredWarning, match=r"zero \(networks.py:\d+\).*'unused'.*Linear"):
         net.run_with_hooks(x, fwd_hooks=[("unused", zero)])
     with pytest.warns(NeverFiredWarning, match="'unused'"):
         net.run_with_cache(x, names_filter=["used", "unused"])
@@ -120,7 +120,7 @@ def test_a_hook_that_never_fires_is_reported(x) -> None:
     with pytest.warns(NeverFiredWarning, match="3"):
         net.run_with_hooks(x, fwd_hooks=[("used#2", zero)])
     with (
-        pytest.warns(NeverFiredWarning, match="no forward pass"),
+        pytest.warns(NeverFiredWarning, match="forward pass"),
         net.hooks(fwd_hooks=[("used", zero)]),
     ):
         pass

@@ -137,7 +137,5 @@ def test_what_a_formula_needs_has_to_have_run(model, tokens) -> None:
     later = Site(model.module.model.layers[1], Kind.OUTPUT)
     site = Site(block, Kind.OUTPUT, chained(FIRST, Needs((later,))))
     point = hookline.HookPoint.at_site("early", site, model.index.permanent)
-    with pytest.raises(
-        HookError, match="'early' has nothing to work on: it is computed from the output of a LlamaDecoderLayer"
-    ):
+    with pytest.raises(HookError, match=r"'early'.*LlamaDecoderLayer"):
         model.run_with_hooks(tokens, fwd_hooks=[(point, lambda x: x * 2)])

@@ -171,7 +171,7 @@ def test_incl_bwd_says_what_it_lacks(net, x) -> None:
         net.run_with_cache(x, incl_bwd=True)
     with pytest.raises(HooklineError, match="gradients"), torch.no_grad():
         net.run_with_cache(x, incl_bwd=True, loss_fn=torch.sum)
-    with pytest.raises(HooklineError, match="no gradient path"):
+    with pytest.raises(HooklineError, match="gradient path"):
         net.run_with_cache(x, incl_bwd=True, loss_fn=lambda out: out.sum().detach())
 
 

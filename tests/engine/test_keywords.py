@@ -97,5 +97,5 @@ def test_token_types_of_a_model_without_them() -> None:
 
 def test_a_slip_in_images() -> None:
     model = hookline.hook(tiny_models.causal_lm("llama"))
-    with pytest.raises(HooklineError, match="did you mean 'images'"):
+    with pytest.raises(HooklineError, match="mean 'images'"):
         model(IDS, imges=[])

@@ -49,14 +49,14 @@ def test_a_point_is_a_filter(net, x) -> None:
     point = net.hook_dict["fc1"]
     assert list(net.run_with_cache(x, names_filter=point)[1]) == ["fc1"]
     other = hookline.hook(nn.Linear(4, 4))
-    with pytest.raises(UnknownPointError, match="belongs to another model"):
+    with pytest.raises(UnknownPointError, match=r"belongs.*model"):
         other.run_with_cache(x, names_filter=point)
 
 
 def test_a_module_is_a_filter(net, x) -> None:
     assert list(net.run_with_cache(x, names_filter=net.module.fc1)[1]) == ["fc1"]
     for other in (nn.Linear(1, 1), hookline.hook(nn.Linear(1, 1))):
-        with pytest.raises(UnknownPointError, match="not in this model"):
+        with pytest.raises(UnknownPointError, match="this model"):
             net.run_with_cache(x, names_filter=other)
 
 
@@ -85,7 +85,7 @@ def test_a_filter_that_matches_nothing_raises(net, x, empty) -> None:
 
 @pytest.mark.parametrize("nonsense", [3, 2.5, object()])
 def test_what_is_no_filter(net, nonsense) -> None:
-    with pytest.raises(hookline.HooklineError, match="a filter is"):
+    with pytest.raises(hookline.HooklineError, match="filter"):
         net.run_with_cache(torch.ones(1, 4), names_filter=nonsense)
 
 
@@ -106,7 +106,7 @@ def test_all_spellings_find_a_cached_point(net, x) -> None:
 def test_layer() -> None:
     net = hookline.hook(nn.Sequential(nn.Sequential(nn.Linear(1, 1))))
     assert net.point("0.0.input").layer() == 0
-    with pytest.raises(hookline.HooklineError, match="in no numbered layer"):
+    with pytest.raises(hookline.HooklineError, match="numbered"):
         net.point("input").layer()
 
 
@@ -223,7 +223,7 @@ def test_odd_names_of_modules(x, key) -> None:
 
 def test_hook_dict_knows_other_spellings(net) -> None:
     assert net.hook_dict["fc1.output"].site == net.hook_dict["fc1"].site
-    with pytest.raises(UnknownPointError, match="Did you mean"):
+    with pytest.raises(UnknownPointError, match="you mean"):
         net.hook_dict["fc12"]
 
 
@@ -234,7 +234,7 @@ def test_point_is_one_point(net) -> None:
 
 @pytest.mark.parametrize("nonsense", [nn.Linear, b"fc1"])
 def test_callables_that_are_no_predicates(net, x, nonsense) -> None:
-    with pytest.raises(hookline.HooklineError, match="a filter is"):
+    with pytest.raises(hookline.HooklineError, match="filter"):
         net.run_with_cache(x, names_filter=nonsense)
 
 
@@ -247,5 +247,5 @@ def test_a_point_of_a_replaced_module(net, x) -> None:
 
 
 def test_name_and_hook_the_wrong_way_round(net, x) -> None:
-    with pytest.raises(hookline.errors.InvalidHookError, match="the name first"):
+    with pytest.raises(hookline.errors.InvalidHookError, match="name first"):
         net.run_with_hooks(x, fwd_hooks=[(torch.relu, "fc1")])

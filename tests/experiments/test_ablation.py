@@ -269,7 +269,7 @@ def test_a_ranking_says_what_its_parts_are(tinyworld) -> None:
     assert ablation.cumulative(tinyworld, PROMPT, LEAD, mlps).info["choice"]["of"] == "mlps"
     with pytest.raises(HooklineError, match="remove of="):
         ablation.cumulative(tinyworld, PROMPT, LEAD, mlps, of="heads")
-    with pytest.raises(HooklineError, match="not of ablate"):
+    with pytest.raises(HooklineError, match="ablate"):
         ablation.cumulative(tinyworld, PROMPT, LEAD, Result(torch.zeros(2), ("layer",), {"layer": [0, 1]}))
 
 
@@ -292,7 +292,7 @@ def test_positions_in_any_form(tinyworld, pos) -> None:
     "pos", [[True, False], slice(0, 4, 0), 1.5, np.array([1.5]), np.array([True, False]), "1", {1}, [], slice(90, 99)]
 )
 def test_what_is_no_position(tinyworld, pos) -> None:
-    with pytest.raises(HooklineError, match=r"positions must be|selects nothing"):
+    with pytest.raises(HooklineError, match=r"positions must|selects nothing"):
         ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=pos)
 
 
@@ -301,7 +301,7 @@ def test_positions_by_their_meaning(tinyworld) -> None:
         found, expected = (ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=each) for each in (meaning, index))
         assert found.info["positions"] == expected.info["positions"]
         assert torch.equal(found.values, expected.values)
-    with pytest.raises(HooklineError, match=r"token\(' Anna'\) in row 0"):
+    with pytest.raises(HooklineError, match=r"token\(' Anna'\).*row 0"):
         ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=hookline.token(" Anna"))
     with pytest.raises(HooklineError, match="generated"):
         ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=hookline.positions.new_tokens)

@@ -210,7 +210,7 @@ def test_bad_input(models, asked, said) -> None:
 
 
 def test_metrics_that_cannot_be_differentiated(models) -> None:
-    with pytest.raises(hookline.HooklineError, match="rank has no gradient"):
+    with pytest.raises(hookline.HooklineError, match=r"rank.*gradient"):
         attribution_patching(models["gpt2"], tokens(0), tokens(1), metrics.rank(5))
     with pytest.raises(hookline.HooklineError, match="NaN"):
         attribution_patching(models["gpt2"], tokens(0), tokens(1), lambda logits: logits[:, -1, 0] * float("nan"))

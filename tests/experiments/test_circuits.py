@@ -242,7 +242,7 @@ def test_bad_input(tinyworld, models, tmp_path) -> None:
             circuits.faithfulness(*given, scores, sizes)
     with pytest.raises(HooklineError, match="another model"):
         circuits.faithfulness(*given, edges.edges(models["llama"], tokens(0), tokens(1), METRIC, check=0))
-    with pytest.raises(HooklineError, match="all of them"):
+    with pytest.raises(HooklineError, match="all of"):
         circuits.faithfulness(*given, scores.of("embed"))
     for wrong in ("scores", [], [scores]):
         with pytest.raises(HooklineError, match="EdgeScores"):
@@ -268,7 +268,7 @@ def test_bad_input(tinyworld, models, tmp_path) -> None:
         path.write_text(text)
         with pytest.raises(HooklineError, match=r"bad\.json"):
             circuits.load(path)
-    with pytest.raises(HooklineError, match="no circuit at"):
+    with pytest.raises(HooklineError, match="circuit at"):
         circuits.load(tmp_path / "none.json")
 
 

@@ -218,7 +218,7 @@ def test_prompts_that_would_see_the_answer():
     module = tiny_vision.module_of("paligemma")
     model = HookedModel(module, None, find_anatomy(module))
     inputs = tiny_vision.inputs_of("paligemma", rows=1)
-    with pytest.raises(HooklineError, match="answer of one token"):
+    with pytest.raises(HooklineError, match=r"answer.*token"):
         ablation.ablate(model, inputs, metrics.log_prob([70, 80]), of="mlps")
 
 
@@ -240,5 +240,5 @@ def test_prompts_as_lists_of_ids(model):
     both = ablation.ablate(model, given, metrics.log_prob(5), per_example=True)
     short = ablation.ablate(model, CLEAN[:, :3], metrics.log_prob(5))
     torch.testing.assert_close(both.values[..., 1], short.values, atol=1e-4, rtol=1e-4)
-    with pytest.raises(HooklineError, match="out of range"):
+    with pytest.raises(HooklineError, match="range"):
         ablation.ablate(model, [3, 10**6], metrics.log_prob(5))

@@ -144,18 +144,18 @@ def test_bad_input(models, tinyworld) -> None:
         circuits.faithfulness(*given, scores)
     with pytest.raises(HooklineError, match="greedy"):
         circuits.faithfulness(*given, scores, saes=saes, method="greedy")
-    with pytest.raises(HooklineError, match="has none there"):
+    with pytest.raises(HooklineError, match="none there"):
         circuits.faithfulness(*given, scores, saes={POINTS[0]: saes[POINTS[0]]})
     with pytest.raises(HooklineError, match="another one"):
         circuits.faithfulness(*given, scores, saes={name: autoencoders.sae_for(32, d_sae=4) for name in POINTS})
     with pytest.raises(HooklineError, match="width"):
         feature_circuits.feature_scores(tinyworld, *CAPITALS, autoencoders.sae_for(32, hook_name=POINT))
     for wrong in (None, "sae", [saes]):
-        with pytest.raises(HooklineError, match="autoencoders, or a mapping"):
+        with pytest.raises(HooklineError, match="mapping"):
             feature_circuits.feature_scores(*given, wrong)
-    with pytest.raises(HooklineError, match="batch and pos"):
+    with pytest.raises(HooklineError, match=r"batch.*pos"):
         feature_circuits.feature_scores(*given, {"blocks.0.attn.hook_pattern": autoencoders.sae_for(7)})
-    with pytest.raises(HooklineError, match="no feature differs"):
+    with pytest.raises(HooklineError, match="differs"):
         feature_circuits.feature_scores(given[0], tokens(0), tokens(0), METRIC, saes)
     with pytest.raises(HooklineError, match="gradient"):
         feature_circuits.feature_scores(*given[:3], lambda logits: logits.argmax(-1).float()[:, -1], saes)
@@ -221,11 +221,11 @@ def test_scores_of_zeros_and_of_a_corrupted_run_are_told_apart(models) -> None:
     zeros = feature_circuits.feature_scores(*given, None, METRIC, saes, check=0)
     patched = feature_circuits.feature_scores(*given, tokens(1), METRIC, saes, check=0)
     for corrupted, scores in ((None, patched), (tokens(1), zeros)):
-        with pytest.raises(HooklineError, match="the scores are of features"):
+        with pytest.raises(HooklineError, match=r"scores.*features"):
             circuits.faithfulness(*given, corrupted, METRIC, scores, saes=saes)
-        with pytest.raises(HooklineError, match="the scores are of features"):
+        with pytest.raises(HooklineError, match=r"scores.*features"):
             feature_circuits.feature_edges(*given, corrupted, METRIC, scores, saes)
-    with pytest.raises(HooklineError, match="it needs saes"):
+    with pytest.raises(HooklineError, match="needs saes"):
         circuits.faithfulness(*given, None, METRIC, zeros)
     with pytest.raises(HooklineError, match="no direction"):
         feature_circuits.feature_scores(*given, None, METRIC, saes, direction="noise")

@@ -58,9 +58,9 @@ def test_colors_are_around_the_run_that_was_changed_and_shared_by_panels() -> No
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(HooklineError, match="one or two axes"):
+    with pytest.raises(HooklineError, match="two axes"):
         result(2, 3, 4)[0, 0, 0].plot_html()
-    with pytest.raises(HooklineError, match="too many to read"):
+    with pytest.raises(HooklineError, match="too many"):
         result(49, 2, 2).plot_html()
     with pytest.raises(HooklineError, match="center"):
         result(3).plot_html(center=1.0)

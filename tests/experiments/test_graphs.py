@@ -256,7 +256,7 @@ def test_files_hold_the_graph(tmp_path, tinyworld) -> None:
     assert found.pinned == graph.pinned
     assert {name: tuple(ids) for name, ids in graph.groups.items()} == found.groups
     assert float(found.check().values.max()) < 1e-4
-    with pytest.raises(HooklineError, match="read from a file"):
+    with pytest.raises(HooklineError, match=r"read.*file"):
         found.intervene({found.of("token")[0].id: 0.0})
 
 
@@ -267,20 +267,20 @@ def link_back(content) -> dict[str, Any]:
 
 
 def test_files_that_cannot_be_used_say_why(tmp_path, tinyworld) -> None:
-    with pytest.raises(HooklineError, match="no graph at"):
+    with pytest.raises(HooklineError, match="graph at"):
         graphs.AttributionGraph.load(tmp_path / "none.json")
     (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(HooklineError, match="not an attribution graph"):
+    with pytest.raises(HooklineError, match="attribution graph"):
         graphs.AttributionGraph.load(tmp_path / "a.json")
     graphs.attribution_graph(tinyworld, PROMPT, progress=False).save(tmp_path / "b.json")
     content = json.loads((tmp_path / "b.json").read_text())
     twice = content | {"nodes": [*content["nodes"], content["nodes"][0]]}
     (tmp_path / "c.json").write_text(json.dumps(twice))
-    with pytest.raises(HooklineError, match="two nodes with the id"):
+    with pytest.raises(HooklineError, match="two nodes"):
         graphs.AttributionGraph.load(tmp_path / "c.json")
     content["links"][0]["source"] = "nobody"
     (tmp_path / "d.json").write_text(json.dumps(content))
-    with pytest.raises(HooklineError, match="a link that cannot be used"):
+    with pytest.raises(HooklineError, match="link"):
         graphs.AttributionGraph.load(tmp_path / "d.json")
     wrong: dict[str, Any] = {
         "not after its source": lambda x: x["links"].append(link_back(x)),
@@ -303,22 +303,22 @@ def test_files_that_cannot_be_used_say_why(tmp_path, tinyworld) -> None:
 
 @pytest.mark.parametrize("kind", ["mamba", "deepseek_v3", "qwen3_next", "bert"])
 def test_models_that_are_not_linear_between_their_mlps_are_refused(models, kind) -> None:
-    with pytest.raises(HooklineError, match=r"not linear between its MLPs|has an MLP whose input"):
+    with pytest.raises(HooklineError, match=r"linear between|MLP whose"):
         graphs.attribution_graph(models[kind], tokens(0), progress=False)
 
 
 def test_what_cannot_be_done_says_why(models, tinyworld) -> None:
     model = models["llama"]
-    with pytest.raises(HooklineError, match="of one prompt"):
+    with pytest.raises(HooklineError, match="one prompt"):
         graphs.attribution_graph(model, tokens(0, rows=2))
     for options in ({"max_features": 0}, {"max_features": 2.5}, {"errors_only": 0}, {"logit_share": "all"}):
         with pytest.raises(HooklineError, match=next(iter(options))):
             graphs.attribution_graph(model, tokens(0), **options)
-    with pytest.raises(HooklineError, match="path of a folder"):
+    with pytest.raises(HooklineError, match=r"path.*folder"):
         graphs.attribution_graph(model, tokens(0), 3)
-    with pytest.raises(HooklineError, match="errors_only has the position 9"):
+    with pytest.raises(HooklineError, match=r"errors_only.*position 9"):
         graphs.attribution_graph(model, tokens(0), errors_only=[9])
-    with pytest.raises(HooklineError, match="the same one twice"):
+    with pytest.raises(HooklineError, match="twice"):
         graphs.attribution_graph(model, tokens(0), target=[5, 5])
     with pytest.raises(HooklineError, match="are of 'gpt2'"):
         graphs.attribution_graph(model, tokens(0), transcoders(model, model_name="gpt2"))
@@ -326,7 +326,7 @@ def test_what_cannot_be_done_says_why(models, tinyworld) -> None:
         graphs.attribution_graph(model, tokens(0), transcoders(tinyworld))
     spoiled = transcoders(model)
     spoiled[2].W_enc.data[0, 0] = torch.nan
-    with pytest.raises(HooklineError, match="layer 2 has weights that are NaN"):
+    with pytest.raises(HooklineError, match=r"layer 2.*weights.*NaN"):
         graphs.attribution_graph(model, tokens(0), spoiled)
     with pytest.raises(HooklineError, match="same layer"):
         Transcoders([*transcoders(model), *transcoders(model)])
@@ -336,13 +336,13 @@ def test_what_cannot_be_done_says_why(models, tinyworld) -> None:
     for wrong, why in (({}, "needs nodes"), ({"x": 0.0}, "no node 'x'"), ({"mlp_0_0": True}, "must be a number")):
         with pytest.raises(HooklineError, match=why):
             graph.intervene(wrong)
-    with pytest.raises(HooklineError, match="is a logit"):
+    with pytest.raises(HooklineError, match="logit"):
         graph.intervene({graph.of("logit")[0].id: 0.0})
     with pytest.raises(HooklineError, match="'feature', 'mlp'"):
         graph.of("head")
-    with pytest.raises(HooklineError, match="no incoming edges"):
+    with pytest.raises(HooklineError, match="incoming"):
         graph.into(graph.of("token")[0])
-    with pytest.raises(HooklineError, match="nodes is the fraction"):
+    with pytest.raises(HooklineError, match="fraction"):
         graph.prune(80)
     biased = graphs.attribution_graph(models["bloom"], tokens(0), progress=False)
     with pytest.raises(HooklineError, match="not proportional"):

@@ -99,9 +99,9 @@ def test_the_second_image_of_a_prompt() -> None:
     first, second = model.image_grid(inputs)[0]
     assert images.positions(model, inputs, which=1) == second.positions.tolist() != first.positions.tolist()
     assert images.lens(model, inputs, two, which=1).placed.grid.shape == second.shape
-    with pytest.raises(HooklineError, match="pass the same image"):
+    with pytest.raises(HooklineError, match=r"pass.*image"):
         images.lens(model, inputs, one, which=1)
-    with pytest.raises(HooklineError, match="the prompt has 2"):
+    with pytest.raises(HooklineError, match="prompt has 2"):
         images.positions(model, inputs, which=2)
 
 
@@ -111,14 +111,14 @@ def test_what_is_no_image(model, inputs, red) -> None:
     with pytest.raises(HooklineError, match="from 0 to 1"):
         images.positions(model, inputs, (1.2, 1.2, 1.5, 1.5))
     llava = tiny("llava")  # sees the middle only
-    with pytest.raises(HooklineError, match="no position covers"):
+    with pytest.raises(HooklineError, match="covers"):
         images.positions(llava, asked(llava, noise(16, 48)), (0, 0, 0.2, 1))
     with pytest.raises(HooklineError, match="anything else"):
         images.positions(model, inputs, (0, 0, 1, 1), others=True)
     both = model.to_inputs([QUESTION, QUESTION], images=[red, red])
-    with pytest.raises(HooklineError, match="one prompt, got 2"):
+    with pytest.raises(HooklineError, match="got 2"):
         images.attention(model, both)
-    with pytest.raises(HooklineError, match="pass the same image"):
+    with pytest.raises(HooklineError, match=r"pass.*image"):
         images.attention(model, inputs, red.resize((30, 60)))
     text = hookline.load("tinyworld")
     with pytest.raises(HooklineError, match="vision-language model"):
@@ -214,10 +214,10 @@ def test_lenses_that_are_refused(model, inputs, red) -> None:
     found = images.lens(model, inputs, red, layers=[1, 2])
     with pytest.raises(HooklineError, match="no label 3"):
         found.plot(3)
-    with pytest.raises(HooklineError, match="no position covers"):
+    with pytest.raises(HooklineError, match="covers"):
         images.lens(*_cropped()).at(0, 0.01, 0.5)
     vit = tiny("vit")
-    with pytest.raises(HooklineError, match="takes no text"):
+    with pytest.raises(HooklineError, match="no text"):
         images.lens(vit, vit.to_inputs(images=[noise(16, 16)]))
 
 
@@ -300,7 +300,7 @@ def test_heads_that_look_at_a_part(model, inputs, red) -> None:
     with pytest.raises(HooklineError, match="from 0 to 1"):
         found.on((1.1, 1.1, 1.2, 1.2))
     llava = tiny("llava")  # sees the middle only
-    with pytest.raises(HooklineError, match="no position covers"):
+    with pytest.raises(HooklineError, match="covers"):
         images.attention(llava, asked(llava, noise(16, 48))).on((0, 0, 0.2, 1))
 
 
@@ -344,15 +344,15 @@ def test_attention_that_is_refused(model, inputs, red) -> None:
     found = images.attention(model, inputs, red)
     with pytest.raises(HooklineError, match="no axis 'step'"):
         found.plot(step=0)
-    with pytest.raises(HooklineError, match="must be positive"):
+    with pytest.raises(HooklineError, match="positive"):
         found.plot(vmax=0.0)
-    with pytest.raises(HooklineError, match="but not patch"):
+    with pytest.raises(HooklineError, match="patch"):
         found.mean("patch")
     wide = images.ImageAttention(
         Result(torch.rand(13, 4, 36), ("layer", "head", "patch"), {
             "layer": list(range(13)), "head": list(range(4)), "patch": found.values.coords["patch"]}), found.placed,
     )  # fmt: skip
-    with pytest.raises(HooklineError, match="52 panels are too many"):
+    with pytest.raises(HooklineError, match="52 panels"):
         wide.plot()
     vit = tiny("vit")
     with pytest.raises(HooklineError, match="tower_attention"):
@@ -400,7 +400,7 @@ def test_attention_of_the_tower_is_its_pattern(kind) -> None:
 
 def test_towers_that_are_refused() -> None:
     siglip, image = tiny("siglip"), noise(16, 16)
-    with pytest.raises(HooklineError, match=r"has no class token"):
+    with pytest.raises(HooklineError, match="class token"):
         images.tower_attention(siglip, siglip.to_inputs(images=[image]), image)
     qwen = tiny("qwen2_5_vl")
     with pytest.raises(HooklineError, match=r"vision-tower patches"):
@@ -445,10 +445,10 @@ def test_overlays_that_are_refused(model, inputs, others, red) -> None:
     on = images.place_image(model, inputs, red)
     metric = metrics.logit_diff(" red", " green")
     swept = patching.sweep(model, inputs, others, metric, layers=[0])
-    with pytest.raises(HooklineError, match="not on the axis"):
+    with pytest.raises(HooklineError, match="the axis"):
         images.overlay(swept.isel(pos=slice(0, 20)), on)
     tower = patching.sweep(model, inputs, others, metric, points="vision.layer.pre", layers=[0])
-    with pytest.raises(HooklineError, match="to the vision tower"):
+    with pytest.raises(HooklineError, match="vision tower"):
         images.overlay(tower, on)
     with pytest.raises(HooklineError, match="'pos' or 'patch'"):
         images.overlay(swept.isel(pos=3), on)
@@ -456,7 +456,7 @@ def test_overlays_that_are_refused(model, inputs, others, red) -> None:
         images.overlay(torch.rand(43), on)
     with pytest.raises(HooklineError, match="not both"):
         images.overlay(swept, on, center=0.0, vmax=1.0)
-    with pytest.raises(HooklineError, match="vmin below vmax"):
+    with pytest.raises(HooklineError, match="below"):
         images.overlay(swept, on, vmin=1.0, vmax=0.0)
 
 

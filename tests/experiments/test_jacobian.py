@@ -409,7 +409,7 @@ def test_values_that_are_not_finite_are_refused(models, tinyworld) -> None:
     with tinyworld.hooks(fwd_hooks=broken), pytest.raises(HooklineError, match="not finite"):
         jacobian.fit(tinyworld, PROMPT)
     steep = [("blocks.2.hook_resid_post", lambda x: (1e30 * (1e30 * (x - x.detach()))) + x)]
-    with models["gpt2"].hooks(fwd_hooks=steep), pytest.raises(HooklineError, match=r"Jacobian from .* not finite"):
+    with models["gpt2"].hooks(fwd_hooks=steep), pytest.raises(HooklineError, match=r"Jacobian.*finite"):
         jacobian.fit(models["gpt2"], TOKENS, [1])
 
 

@@ -142,9 +142,9 @@ def test_a_readout_that_is_not_linear_is_refused_but_can_be_looked_through() -> 
 def test_a_stream_that_is_normed_is_refused() -> None:
     model = nudged("openai-gpt")
     for refused in (logit_attribution.direct_logit_attribution, logit_lens.logit_lens):
-        with pytest.raises(HooklineError, match="normalizes the stream"):
+        with pytest.raises(HooklineError, match="normalizes"):
             refused(model, tokens(), 5)
-    with pytest.raises(HooklineError, match="between the final norm"):
+    with pytest.raises(HooklineError, match="final norm"):
         logit_attribution.direct_logit_attribution(hookline.hook(tiny_models.encoder("bert", head=True)), tokens(), 5)
 
 
@@ -202,9 +202,9 @@ def test_the_table_of_tokens(tinyworld) -> None:
 
 
 def test_lenses_that_cannot_be_are_refused(tinyworld) -> None:
-    with pytest.raises(HooklineError, match="measure is one of"):
+    with pytest.raises(HooklineError, match="measure"):
         logit_lens.logit_lens(tinyworld, PROMPT, measure="loss")
-    with pytest.raises(HooklineError, match="differ in length"):
+    with pytest.raises(HooklineError, match=r"differ.*length"):
         logit_lens.logit_lens(tinyworld, [PROMPT, SHORT])
     with pytest.raises(HooklineError, match="one prompt"):
         logit_lens.lens_tokens(tinyworld, [PROMPT, SHORT])

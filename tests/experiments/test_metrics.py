@@ -185,7 +185,7 @@ def test_an_answer_without_its_space_is_reported(tinyworld):
     clean = "When Mary and John went to the store, John gave a drink to"
     for answers in ("Mary", ("Mary", "John")):
         tokens = tinyworld.to_tokens([clean] * (1 if isinstance(answers, str) else 2))
-        with pytest.warns(HooklineWarning, match="' Mary', which is another token"):
+        with pytest.warns(HooklineWarning, match="' Mary'.*another"):
             metrics.prob(answers).resolved(tinyworld, tokens)
     for fine in (" Mary", tinyworld.to_single_token("Mary"), "."):
         metrics.prob(fine).resolved(tinyworld, tokens)

@@ -77,7 +77,7 @@ REFUSED = {
 def test_offloaded_models_are_measured_or_refused(how, tmp_path) -> None:
     plain, model = hookline.hook(tiny_models.causal_lm("llama")), hookline.hook(offloaded(how, tmp_path))
     for name, measure in REFUSED.items():
-        with pytest.raises(HooklineError, match="offloaded by accelerate"):
+        with pytest.raises(HooklineError, match="offloaded"):
             measure(model)
         assert torch.equal(plain(tokens(0)), model(tokens(0))), f"{name} left the model as it was"
     for name, measure in SAME.items():
@@ -110,5 +110,5 @@ def test_a_graph_of_a_model_on_two_devices_is_refused() -> None:
     places = {name: "cpu" for name, each in module.named_modules() if name and not list(each.children())}
     places = {name: 0 if name.startswith("model.layers.1") else "cpu" for name in places}
     model = hookline.hook(accelerate.dispatch_model(module, places, main_device="cpu", force_hooks=True))
-    with pytest.raises(HooklineError, match="needs a model on one device"):
+    with pytest.raises(HooklineError, match=r"needs.*device"):
         graphs.attribution_graph(model, tokens(0), progress=False)

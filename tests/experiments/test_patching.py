@@ -341,7 +341,7 @@ def test_bad_input_is_refused(tinyworld: hookline.HookedModel, given: dict[str, 
 
 
 def test_options_that_do_not_exist_are_refused(tinyworld: hookline.HookedModel) -> None:
-    with pytest.raises(HooklineError, match="did you mean 'per_example'"):
+    with pytest.raises(HooklineError, match="mean 'per_example'"):
         patching.sweep(tinyworld, CLEAN, CORRUPTED, NAMES, per_exampel=True)
     with pytest.raises(HooklineError, match="per_example"):
         patching.sweep(
@@ -453,7 +453,7 @@ def test_one_point_is_not_one_of_every_layer(points) -> None:
 
 def test_a_metric_that_reads_nothing_is_warned_of(tinyworld) -> None:
     prompts = "The capital of Italy is", "The capital of Japan is"
-    with pytest.warns(HooklineWarning, match="may read nothing"):
+    with pytest.warns(HooklineWarning, match="read nothing"):
         patching.sweep(tinyworld, *prompts, lambda logits: torch.zeros(len(logits)), progress=False)
 
 
@@ -466,5 +466,5 @@ def test_a_network_that_is_not_a_language_model() -> None:
         lambda: head_detectors.head_scores(net),
         lambda: steering.generate(net, "text", torch.zeros(4), 0),
     ):
-        with pytest.raises(hookline.HooklineError, match=r"needs a language model.*run_with_cache"):
+        with pytest.raises(hookline.HooklineError, match="run_with_cache"):
             run()

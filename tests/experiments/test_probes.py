@@ -297,9 +297,9 @@ def test_bad_input_is_refused(tinyworld, changes, match) -> None:
 
 def test_bad_questions_are_refused(tinyworld) -> None:
     found = probes.fit(tinyworld, TEXTS, ABOUT, layers=[0])
-    with pytest.raises(HooklineError, match="no probe of layer 2"):
+    with pytest.raises(HooklineError, match=r"probe.*layer 2"):
         found.direction(2)
     with pytest.raises(HooklineError, match="class"):
         found.direction(0, "river")
-    with pytest.raises(HooklineError, match="not classes of this probe"):
+    with pytest.raises(HooklineError, match="classes"):
         found.evaluate(tinyworld, TEXTS, ["river"] * len(TEXTS))

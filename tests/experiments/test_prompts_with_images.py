@@ -109,7 +109,7 @@ def test_the_vision_tower_can_be_swept(kind) -> None:
     assert float(heads.values[1, 2]) == pytest.approx(expected, abs=1e-5)
     patches = patching.sweep(model, clean, corrupted, metric, points="vision.layer.pre", layers=[0])
     assert patches.shape == (1, cache[name].shape[1])
-    with pytest.raises(HooklineError, match="sweep over them separately"):
+    with pytest.raises(HooklineError, match=r"sweep.*separately"):
         patching.sweep(model, clean, corrupted, metric, points=["vision.attn.z", "z"], over=("layer", "head"))
 
 
@@ -151,7 +151,7 @@ def test_all_images_and_tiles_are_patched(kind) -> None:
     from_cache = patching.sweep(model, whole, corrupted, metric, points="vision.z", over=("layer", "head"))
     torch.testing.assert_close(from_cache.values, heads.values)
     if rows > 1:
-        with pytest.raises(HooklineError, match="rows in one run"):
+        with pytest.raises(HooklineError, match=r"rows.*run"):
             patching.sweep(model, clean, corrupted, metric, points="vision.pattern", over=("layer", "head"))
 
 
@@ -244,9 +244,9 @@ def test_images_of_other_sizes_are_refused_by_name() -> None:
     how = {"points": "vision.resid_pre", "over": ("layer", "pos")}
     with pytest.raises(HooklineError, match=r"\[16, 24\]"):
         ablation.ablate(model, [one, small], metric, **how)
-    with pytest.raises(HooklineError, match="images of one size"):
+    with pytest.raises(HooklineError, match=r"images.*size"):
         contrast.head_differences(model, [(one, small)], points="vision.z")
-    with pytest.raises(HooklineError, match="images of one size"):
+    with pytest.raises(HooklineError, match=r"images.*size"):
         attribution.attribution_patching(model, [one, small], [one, small], metric, **how)
 
 
@@ -285,13 +285,13 @@ def test_resampled_from_the_same_text_with_another_image() -> None:
     model, (one, other) = seeing("llava"), pair("llava")
     found = ablation.ablate(model, one, metric, of="heads", method="resample", data=[other])
     assert found.shape == (2, 4)
-    with pytest.raises(HooklineError, match="no other text"):
+    with pytest.raises(HooklineError, match="other text"):
         ablation.ablate(model, one, metric, of="heads", method="resample", data=[one])
 
 
 def test_what_is_no_prompt() -> None:
     model, both = seeing("llava"), tiny_vision.inputs_of("llava", rows=2)
-    with pytest.raises(HooklineError, match="for one text"):
+    with pytest.raises(HooklineError, match="one text"):
         ablation.ablate(model, both, metric, of="heads")
     with pytest.raises(HooklineError, match="missing"):
         ablation.ablate(model, {"pixel_values": both["pixel_values"]}, metric, of="heads")
@@ -342,7 +342,7 @@ def test_parts_of_the_tower_are_ablated(kind) -> None:
     assert float(found.values[0, -1]) == pytest.approx(float(metric(zeroed)), abs=1e-5)
     mean = ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), method="mean")
     assert mean.shape[1] == model.anatomy.towers[0].blocks[0].attn.num_heads
-    with pytest.raises(HooklineError, match="a position in the text"):
+    with pytest.raises(HooklineError, match=r"position.*text"):
         ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), pos=-1)
     curve = ablation.cumulative(model, inputs, metric, ablation.ranking(mean))
     assert curve.info["choice"]["points"] == "vision.z"
@@ -365,11 +365,11 @@ def test_the_whole_image_is_ablated() -> None:
 def test_what_images_cannot_be_in() -> None:
     model, (inputs, _) = seeing("llava"), pair("llava")
     place = int((inputs["input_ids"][0] == tiny_vision.IMAGE).nonzero()[0])
-    with pytest.raises(HooklineError, match="the subject is an image"):
+    with pytest.raises(HooklineError, match="subject"):
         tracing.trace(model, inputs, subject=[place], metric=metric)
     with pytest.raises(HooklineError, match="language model"):
         tracing.trace(model, inputs, subject=[1], metric=metric, points="vision.layer.post")
-    with pytest.raises(HooklineError, match="in the vision tower"):
+    with pytest.raises(HooklineError, match="vision tower"):
         steering.contrast_vectors(model, inputs, inputs, points="vision.layer.post")
     with pytest.raises(HooklineError, match=r"images=\["):
         steering.generate(model, inputs, torch.zeros(32), layer=1)

@@ -85,7 +85,7 @@ def test_a_head_is_found_with_its_layer():
     heads = Result(torch.randn(3, 5), ("layer", "head"), {"layer": [2, 3, 4], "head": range(5)})
     assert heads.sel(head="L3H4").item() == heads.sel(layer=3, head=4).item() == float(heads.values[1, 4])
     assert heads.sel(layer=3, head="L3H4").item() == float(heads.values[1, 4])
-    with pytest.raises(HooklineError, match="not in layer 2"):
+    with pytest.raises(HooklineError, match="in layer 2"):
         heads.sel(layer=2, head="L3H4")
     flat = Result(torch.randn(2), ("head",), {"head": ["L3H4", "L0H1"]})
     assert flat.sel(head="L0H1").item() == float(flat.values[1])
@@ -245,9 +245,9 @@ def test_difference(result):
     assert torch.equal((result - 1.5).values, result.values - 1.5)
     assert (result - result).info == {"direction": "denoise"}
     assert not (result - replace(result, complete=False)).complete
-    with pytest.raises(HooklineError, match="is not among"):
+    with pytest.raises(HooklineError, match="among"):
         result.sel(layer=0) - result
-    with pytest.raises(HooklineError, match="has other labels"):
+    with pytest.raises(HooklineError, match="other labels"):
         result - result[:2]
     with pytest.raises(TypeError):
         result - "one"
@@ -328,7 +328,7 @@ def test_xarray_has_the_same_labels(several):
 )
 def test_a_library_that_is_not_there(result, monkeypatch, library, verb, extra):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(HooklineError, match=rf'{verb} needs {library}: pip install "hookline\[{extra}\]"'):
+    with pytest.raises(HooklineError, match=rf'{verb} needs {library}.*"hookline\[{extra}\]"'):
         getattr(result, verb)()
 
 
@@ -392,17 +392,17 @@ def test_every_changed_byte_is_noticed(several, tmp_path):
             continue
     for length in (0, 5, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(HooklineError, match="is not a file of a result"):
+        with pytest.raises(HooklineError, match=r"file.*result"):
             Result.load(path)
 
 
 def test_foreign_files_are_refused(result, tmp_path):
     path = tmp_path / "other.safetensors"
     save_file({"values": torch.ones(2)}, path)
-    with pytest.raises(HooklineError, match=r"not written by Result\.save"):
+    with pytest.raises(HooklineError, match=r"Result\.save"):
         Result.load(path)
     save_file({"values": torch.ones(2)}, path, {"hookline": "activations"})
-    with pytest.raises(HooklineError, match=r"not written by Result\.save"):
+    with pytest.raises(HooklineError, match=r"Result\.save"):
         Result.load(path)
     save_file({"values": torch.ones(2)}, path, {"hookline": "result", "version": "99"})
     with pytest.raises(HooklineError, match="update hookline"):
@@ -412,9 +412,9 @@ def test_foreign_files_are_refused(result, tmp_path):
         Result.load(path)
     path.write_text("layer,pos\n")
     for bad in (path, tmp_path, tmp_path / "nothing"):
-        with pytest.raises(HooklineError, match="is not a file of a result"):
+        with pytest.raises(HooklineError, match=r"file.*result"):
             Result.load(bad)
-    with pytest.raises(HooklineError, match="cannot be written"):
+    with pytest.raises(HooklineError, match="written"):
         result.save(tmp_path / "no" / "folder")
 
 
@@ -683,5 +683,5 @@ def test_bars_of_many_categories() -> None:
 
 def test_a_number_given_as_text() -> None:
     result = Result(torch.zeros(8), ("head",), {"head": list(range(8))})
-    with pytest.raises(HooklineError, match=r"no label '4': its labels are numbers, so use head=4"):
+    with pytest.raises(HooklineError, match=r"'4'.*head=4"):
         result.sel(head="4")

@@ -191,16 +191,16 @@ def test_bad_contrasts(models) -> None:
         steering.contrast_vectors(model, tokens(0), tokens(0), normalize=True)
     with pytest.raises(hookline.HooklineError, match="width 128"):
         steering.sweep_layers(model, steering.Directions(torch.zeros(1, 128), [0]), tokens(0), METRIC)
-    with pytest.raises(hookline.HooklineError, match="for a tensor of one vector per layer"):
+    with pytest.raises(hookline.HooklineError, match=r"tensor.*vector"):
         steering.sweep_layers(model, torch.zeros(4, 128), tokens(0), METRIC)
 
 
 def test_a_difference_that_is_rounding(tinyworld) -> None:
     texts = [PROMPT, "Mary went to the store", "John went to"]
     again = [texts[2], texts[0], texts[1]]  # the same mean, summed in another order
-    with pytest.raises(hookline.HooklineError, match=r"same mean in layers \[0, 1, 2, 3\].*scale up rounding"):
+    with pytest.raises(hookline.HooklineError, match=r"layers \[0, 1, 2, 3\].*rounding"):
         steering.contrast_vectors(tinyworld, texts, again, normalize=True)
-    with pytest.warns(HooklineWarning, match="zero up to rounding"):
+    with pytest.warns(HooklineWarning, match="rounding"):
         vectors = steering.contrast_vectors(tinyworld, texts, again)
     assert bool((vectors.norms < 1e-4).all())
 

@@ -147,14 +147,14 @@ def test_positions_that_some_texts_have_not_are_told_at_the_end(model) -> None:
     with model.hooks([(RESID, scale(2, pos=1))]):
         model(TOKENS, attention_mask=mask)
     by_row, late = model.hooks([(RESID, zero(pos=torch.tensor([3, 50])))]), model.hooks([(RESID, scale(2, pos=[7, 9]))])
-    with pytest.warns(NeverFiredWarning, match="position 50 in row 1, which has 6"), by_row:
+    with pytest.warns(NeverFiredWarning, match="position 50.*row 1.* 6"), by_row:
         model(TOKENS)
-    with pytest.warns(NeverFiredWarning, match=r"position 9 in row 0, which has 8$"), late:
+    with pytest.warns(NeverFiredWarning, match="position 9.*row 0.* 8$"), late:
         model.generate(TOKENS[:1], 3, do_sample=False)
     again = model.hooks([(RESID, scale(2, pos=[0, 7]))])
     with again:  # the prompt has 6 positions; the others come later
         model.generate(TOKENS[:1], 3, do_sample=False)
-    with pytest.warns(NeverFiredWarning, match="position 7 in row 0"), again:
+    with pytest.warns(NeverFiredWarning, match="position 7.*row 0"), again:
         [model(tokens) for tokens in (TOKENS[:1], torch.arange(9)[None] + 3)]  # the other does not make up for it
 
 
@@ -170,9 +170,9 @@ def test_experts_that_are_not_there() -> None:
 
     for bad in (count, -1):
         for hook in (replace(bad, pos=1), lambda h, bad=bad: h.fill_(bad)):
-            with pytest.raises(HookError, match=f"chose the expert {bad}, but there are {count}: 0 to {count - 1}"):
+            with pytest.raises(HookError, match=rf"expert {bad}.* 0 to {count - 1}"):
                 moe.run_with_hooks(TOKENS, fwd_hooks=[(name, hook)])
-    with pytest.raises(HookError, match="chose the expert"):
+    with pytest.raises(HookError, match=r"chose.*expert"):
         moe.run_with_hooks(TOKENS, fwd_hooks=[(name, Choose())])
     assert torch.equal(run(moe, name, replace(count - 1))[0], torch.full_like(chosen, count - 1))
 
@@ -353,11 +353,11 @@ def test_what_cannot_be_saved(model, tmp_path) -> None:
     for pair in [("fc1", torch.relu), ("fc1", hookline.hooks.LayerActivationDetector()), zero(), ("fc1",)]:
         with pytest.raises(InvalidHookError, match="pairs"):
             save_edits(tmp_path / "x", [pair])
-    with pytest.raises(HooklineError, match="a point is saved"):
+    with pytest.raises(HooklineError, match=r"point.*saved"):
         save_edits(tmp_path / "x", [(lambda name: True, zero())])
     assert not (tmp_path / "x").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(HooklineError, match="is a file"):
+    with pytest.raises(HooklineError, match="a file"):
         save_edits(tmp_path / "file", [])
 
 
@@ -402,7 +402,7 @@ def test_a_file_is_checked(tmp_path, change) -> None:
 
 
 def test_damaged_files(tmp_path) -> None:
-    with pytest.raises(HooklineError, match="there are no edits"):
+    with pytest.raises(HooklineError, match="no edits"):
         load_edits(tmp_path)
     save_edits(tmp_path, [(RESID, add(torch.ones(4)))])
     tensors = tmp_path / "tensors.safetensors"
@@ -448,7 +448,7 @@ def test_a_hook_that_stays_tells_of_positions_that_a_generation_never_reached() 
     model = hookline.load("tinyworld")
     model.add_hook(0, zero(pos=[0, 40]))
     for _ in range(2):
-        with pytest.warns(hookline.NeverFiredWarning, match="position 40 in row 0, which has 3"):
+        with pytest.warns(hookline.NeverFiredWarning, match="position 40.*row 0.* 3"):
             model.generate("Mary went", max_new_tokens=2)
     with pytest.warns(hookline.NeverFiredWarning, match="position 40"), model.hooks():
         model("Mary went")
@@ -518,7 +518,7 @@ def test_what_is_no_position_is_refused_at_once(given, message) -> None:
 def test_giant_numbers(tmp_path) -> None:
     with pytest.raises(HooklineError, match="factor="):
         scale(10**400)
-    with pytest.raises(HooklineError, match="cannot be written as JSON"):
+    with pytest.raises(HooklineError, match="JSON"):
         save_edits(tmp_path / "x", [("fc", noise(1.0, seed=10**5000))])
     for wrong in (lambda: step(1.5), lambda: token(None), lambda: token(3, nth="a"), lambda: step(True)):
         with pytest.raises(HooklineError, match="integer"):
@@ -572,7 +572,7 @@ def test_directions_that_cannot_be_projected_out(model) -> None:
 def test_a_subclass_without_a_kind_of_its_own_does_not_take_its_parents_place(tmp_path) -> None:
     own = hookline.edits.scale(2.0)
     louder = type("Louder", (type(own),), {})
-    with pytest.raises(HooklineError, match="Louder cannot be saved"):
+    with pytest.raises(HooklineError, match="Louder"):
         hookline.edits.save(tmp_path, [("x", louder(2.0))])
     hookline.edits.save(tmp_path, [("x", own)])
     assert type(hookline.edits.load(tmp_path)[0][1]) is type(own)
@@ -604,7 +604,7 @@ def test_neurons_of_images_are_refused_and_channels_are_a_mask() -> None:
 def test_tensors_that_are_not_finite(bad) -> None:
     vector = torch.tensor([1.0, bad, 2.0])
     for edit in (add, replace, mean, freeze):
-        with pytest.raises(HooklineError, match="NaN or infinity in 1 of 3 values"):
+        with pytest.raises(HooklineError, match=r"NaN.* 1 of 3"):
             edit(vector)
 
 

@@ -282,7 +282,7 @@ def test_a_declared_target_that_does_not_exist(gpt2, net, x) -> None:
         gpt2.run_with_hooks(TOKENS, fwd_hooks=[Bad()])
     assert isinstance(caught.value, UnknownPointError)
     Bad.hook_point, Bad.layer = "lm.mlp.out", 4
-    with pytest.raises(ValueError, match=r"layer=4.*Layers are 0 to 3"):
+    with pytest.raises(ValueError, match=r"layer=4.*0 to 3"):
         gpt2.hooks([Bad()])
     with pytest.raises(ValueError, match=r"lm\.mlp\.out"):
         net.run_with_hooks(x, fwd_hooks=[Bad()])
@@ -675,7 +675,7 @@ def test_a_detector_is_at_one_place_whoever_asks(net, x) -> None:
     assert detector.get_captured().shape == (5, 8)
     net.registry.unregister_all()
     one, two = net.hooks([("fc1", detector)]), net.hooks([("fc2", detector)])
-    with pytest.raises(InvalidHookError, match="an open context at 'fc1'"), one, two:
+    with pytest.raises(InvalidHookError, match="context at 'fc1'"), one, two:
         pass
     assert hook_count(net.module) == 0
     for place in ("fc1", "fc2"):
@@ -727,7 +727,7 @@ def test_a_target_is_said_once(gpt2) -> None:
         lambda: gpt2.hooks([(1, other)]),
         lambda: gpt2.registry.register_hook(1, other),
     ):
-        with pytest.raises(InvalidHookError, match="declares the target"):
+        with pytest.raises(InvalidHookError, match="declares"):
             ask()
     assert not any(point.has_hooks() for point in gpt2.hook_points())
     for place in (0, "transformer.h.0"):  # the same place by another name
@@ -789,7 +789,7 @@ def test_classes_and_swapped_arguments_are_refused_at_once(net, x) -> None:
             lambda kind=kind: net.add_hook("fc1", kind),
             lambda kind=kind: FunctionController("fc1", kind),
         ):
-            with pytest.raises(InvalidHookError, match=rf"{name} is a class"):
+            with pytest.raises(InvalidHookError, match=rf"{name}.*class"):
                 give()
     for hook in (LayerActivationDetector(), torch.relu):
         with pytest.raises(InvalidHookError, match="register_hook"):
@@ -831,7 +831,7 @@ def test_a_detector_lets_go_of_a_model_that_nobody_has(verb, has_run, x) -> None
     assert net.registry.hooks() == [detector]
     assert detector.get_captured() is not None
     other = hookline.hook(MLP())
-    with pytest.raises(InvalidHookError, match="registered at 'fc1' of another model"):
+    with pytest.raises(InvalidHookError, match=r"'fc1'.*another model"):
         other.registry.register_hook("fc1", detector)
     net.registry.unregister_all()
 

@@ -163,11 +163,11 @@ def test_names_are_looked_up_in_the_package_itself() -> None:
 
 
 def test_the_table_is_that_of_the_page() -> None:
-    spec = importlib.util.spec_from_file_location("make_differences", ROOT / "docs/make_differences.py")
+    spec = importlib.util.spec_from_file_location("make_differences", ROOT / "tools/make_differences.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     for library, page in script.PAGES.items():
-        assert script.target(library).read_text(encoding="utf-8") == script.table(page), "run docs/make_differences.py"
+        assert script.target(library).read_text(encoding="utf-8") == script.table(page), "run tools/make_differences.py"
 
 
 @pytest.mark.parametrize("code", ["a or b", "1", "f(x=y)"])

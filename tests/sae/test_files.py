@@ -123,7 +123,7 @@ def test_top_k_as_an_activation_function(tmp_path) -> None:
         bad = cfg | {"activation_fn_str": activation, "activation_fn_kwargs": more}
         with pytest.raises(HooklineError, match="activation function"):
             SparseAutoencoder.load(written(tmp_path, bad, tensors("b_enc")))
-    with pytest.raises(HooklineError, match="'topk' is not supported for 'gated'"):
+    with pytest.raises(HooklineError, match=r"'topk'.*'gated'"):
         SparseAutoencoder.load(written(tmp_path, cfg | {"architecture": "gated"}, tensors("b_gate", "b_mag", "r_mag")))
 
 
@@ -177,7 +177,7 @@ def test_a_norm_scaling_factor_is_folded_in(kind, tmp_path) -> None:
         torch.testing.assert_close(folded(x), sae(x * 2.5) / 2.5)
         assert folded.cfg.normalize_activations == "none"
     for wrong in (0.0, float("nan"), -1.0, 10**400, "2"):
-        with pytest.raises(HooklineError, match="a positive number"):
+        with pytest.raises(HooklineError, match="positive number"):
             SparseAutoencoder.load(tmp_path, norm_scaling_factor=wrong, check=False)
     sae.save(tmp_path)
     with pytest.raises(HooklineError, match="normalize_activations='none'"):
@@ -256,7 +256,7 @@ def test_files_that_are_broken_or_not_there(tmp_path) -> None:
         SparseAutoencoder.load(folder)
     with pytest.raises(HooklineError, match="no autoencoder"):
         SparseAutoencoder.load(folder / "cfg.json")
-    with pytest.raises(HooklineError, match="is a file"):
+    with pytest.raises(HooklineError, match="a file"):
         make("standard").save(folder / "cfg.json")
 
 

@@ -178,14 +178,14 @@ def test_a_list_of_files_stays_in_its_folder(path, tmp_path) -> None:
         "feature_output_hook": "hook_mlp_out",
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config | {"transcoders": [path]}))
-    with pytest.raises(HooklineError, match="is not in its folder"):
+    with pytest.raises(HooklineError, match="its folder"):
         Transcoders.load(tmp_path)
 
 
 def test_paths_are_not_hub_ids(tmp_path) -> None:
-    with pytest.raises(HooklineError, match="there are no transcoders in"):
+    with pytest.raises(HooklineError, match="no transcoders"):
         Transcoders.load(tmp_path / "none")
-    with pytest.raises(HooklineError, match="is a folder"):
+    with pytest.raises(HooklineError, match="a folder"):
         published(str(tmp_path), "layers/1")
 
 
@@ -200,6 +200,6 @@ def test_a_download_in_this_process(repositories, tmp_path, monkeypatch) -> None
         found = published("someone/tiny-saes", "layers/1", revision="v2")
         assert sums(found) == sums(other)
         assert sums(Transcoders.load("someone/cross/inner")[0]) == sums(transcoders(2, cross_layer=True)[0])
-        with pytest.raises(HooklineError, match="its folders are layers/1"):
+        with pytest.raises(HooklineError, match="layers/1"):
             published("someone/tiny-saes", "layers/7")
         assert len(hub.asked) > 4

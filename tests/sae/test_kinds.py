@@ -124,7 +124,7 @@ def test_a_resumed_training_has_the_same_bits(activations, kind, tmp_path) -> No
 def test_a_checkpoint_of_another_training_is_refused(activations, tmp_path) -> None:
     file = tmp_path / "run.safetensors"
     quick(activations, checkpoint=file, k=3)
-    with pytest.raises(HooklineError, match=r"lr is 0\.01 here, but 0\.001 there"):
+    with pytest.raises(HooklineError, match=r"lr is 0\.01.*0\.001"):
         quick(activations, checkpoint=file, k=3, lr=0.01)
     for other in (activations + 1, [*activations.split(128)[:7]]):  # also if the training is finished
         size = {} if isinstance(other, torch.Tensor) else {"batch_size": None}
@@ -168,7 +168,7 @@ def test_several_points_from_one_pass(tmp_path) -> None:
     assert all(same(again[name], found[name]) for name in again)
     with pytest.raises(HooklineError, match="no option"):
         train_many(store, **options, price=3)
-    with pytest.raises(HooklineError, match="takes a store"):
+    with pytest.raises(HooklineError, match="store"):
         train_many(tokens.float(), **options)
 
 

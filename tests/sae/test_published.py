@@ -102,7 +102,7 @@ def test_the_registry_has_the_scaling_factor(registry, tmp_path) -> None:
     content = json.loads((folder / "cfg.json").read_text())
     content["normalize_activations"] = "expected_average_only_in"
     (folder / "cfg.json").write_text(json.dumps(content))
-    with pytest.raises(HooklineError, match="does not match the checksum"):
+    with pytest.raises(HooklineError, match="checksum"):
         published("tiny-res", "scaled", registry=registry, folder=tmp_path / "copy")
     save_file(load_file(folder / "sae_weights.safetensors"), folder / "sae_weights.safetensors")  # as SAELens writes it
     found = published("tiny-res", "scaled", registry=registry, folder=tmp_path / "copy")
@@ -137,7 +137,7 @@ def test_gemma_scope(registry, tmp_path, device) -> None:
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 1000)}\n"
     with ZipFile(folder / "params.npz", "w") as file:
         file.writestr("W_enc.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    with pytest.raises(HooklineError, match="cannot be read"):
+    with pytest.raises(HooklineError, match="be read"):
         published("gemma-scope-tiny-pt-res", "layer_3/width_16k", **where)
 
 
@@ -155,23 +155,23 @@ def test_gemma_scope_2(registry, tmp_path, device) -> None:
     before = x.flatten(1) @ arrays["w_enc"] + arrays["b_enc"]
     torch.testing.assert_close(found.encode(x), before.relu() * (before > arrays["threshold"]))
     folder.parent.rename(tmp_path / "transcoder")
-    with pytest.raises(HooklineError, match="not of the residual stream"):
+    with pytest.raises(HooklineError, match="residual"):
         published("gemma-scope-2-tiny", "transcoder", **where)
 
 
 def test_names_that_do_not_exist(registry, tmp_path) -> None:
-    with pytest.raises(HooklineError, match="did you mean 'tiny-res'"):
+    with pytest.raises(HooklineError, match="mean 'tiny-res'"):
         published("tiny-rez", "layer 1", registry=registry)
     with pytest.raises(HooklineError, match="it has 'layer 1'"):
         published("tiny-res", "layer 2", registry=registry)
     with pytest.raises(HooklineError, match="llama_scope"):
         published("strange", "a", registry=registry)
-    with pytest.raises(HooklineError, match="there is no autoencoder"):
+    with pytest.raises(HooklineError, match="no autoencoder"):
         published("tiny-res", "layer 1", registry=registry, folder=tmp_path)
     for name in ("up", "root"):
-        with pytest.raises(HooklineError, match="not a folder in the repository"):
+        with pytest.raises(HooklineError, match="repository"):
             published("outside", name, registry=registry, folder=tmp_path)
-    with pytest.raises(HooklineError, match=r"is a folder: use SparseAutoencoder\.load"):
+    with pytest.raises(HooklineError, match=r"SparseAutoencoder\.load"):
         published(str(tmp_path), "layer 1", registry=registry)
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(HooklineError, match="registry"):
@@ -192,7 +192,7 @@ def test_the_page_of_a_feature_needs_nothing_else(sae) -> None:
     assert r"no text activates" in str(dashboard(sae, model, ["Mary"], silent))
     with pytest.raises(HooklineError, match="no texts"):
         dashboard(sae, model, [], 0)
-    with pytest.raises(HooklineError, match="does not exist"):
+    with pytest.raises(HooklineError, match="exist"):
         dashboard(sae, model, TEXTS, 48)
 
 

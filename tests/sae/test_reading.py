@@ -43,7 +43,7 @@ def test_features_of_a_run(model, sae, other) -> None:
 
 
 def test_a_mapping_says_where(model, sae) -> None:
-    with pytest.warns(HooklineWarning, match="trained at 'blocks.1.hook_resid_post', and is used in another layer"):
+    with pytest.warns(HooklineWarning, match="trained at 'blocks.1.hook_resid_post'"):
         _, features = run_with_features(model, TOKENS, saes={OTHER: sae, "transformer.h.0": sae})
     cache = model.cache(TOKENS, names_filter=[OTHER, "transformer.h.0"])
     assert all(torch.equal(features[name], sae.encode(cache[name])) for name in cache)
@@ -63,18 +63,18 @@ def test_options_are_those_of_run_with_cache(model, sae) -> None:
     loss, _ = run_with_features(model, TOKENS, saes=sae, return_type="loss")
     assert loss.ndim == 0
     for name in ("names_filter", "incl_bwd", "dtype", "device"):
-        with pytest.raises(HooklineError, match=f"does not take {name}"):
+        with pytest.raises(HooklineError, match=f"not take {name}"):
             run_with_features(model, TOKENS, saes=sae, **{name: None})
 
 
 def test_it_must_be_clear_which_is_where(model, sae) -> None:
-    with pytest.raises(HooklineError, match="one autoencoder per point"):
+    with pytest.raises(HooklineError, match=r"autoencoder.*point"):
         run_with_features(model, TOKENS, saes=[sae, sae])
-    with pytest.raises(HooklineError, match="one autoencoder per point"):
+    with pytest.raises(HooklineError, match=r"autoencoder.*point"):
         run_with_features(model, TOKENS, saes={POINT: sae, "blocks.1.hook_out": sae})
     with pytest.raises(HooklineError, match="has no hook_name"):
         run_with_features(model, TOKENS, saes=make(sae.d_in))
-    with pytest.raises(HooklineError, match="saes is empty"):
+    with pytest.raises(HooklineError, match=r"saes.*empty"):
         run_with_features(model, TOKENS, saes=[])
     with pytest.raises(UnknownPointError):
         run_with_features(model, TOKENS, saes={"blocks.9.hook_resid_post": sae})

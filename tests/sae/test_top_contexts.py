@@ -98,7 +98,7 @@ def test_the_features_of_a_token(model) -> None:
     assert found.about(" France")[0] == (2, 1.0)
     assert found.about(france)[0] == (2, 1.0)
     assert all(feature != 2 for feature, _ in found.about(" Germany"))
-    with pytest.raises(HooklineError, match="token 99999 is out of range"):
+    with pytest.raises(HooklineError, match="token 99999"):
         found.about(99999)
     assert [each.token for each in found.top(2)] == [" France"]
 
@@ -108,11 +108,11 @@ def test_questions_that_make_no_sense(model, sae, tmp_path) -> None:
         top_contexts(sae, model, TEXTS, 40)
     with pytest.raises(HooklineError, match="k must be"):
         top_contexts(sae, model, TEXTS, 1, 0)
-    with pytest.raises(HooklineError, match="a list of texts"):
+    with pytest.raises(HooklineError, match=r"list.*texts"):
         top_contexts(sae, model, "one text", 1)
-    with pytest.raises(HooklineError, match="there are no texts"):
+    with pytest.raises(HooklineError, match="no texts"):
         profile(sae, model, [])
-    with pytest.raises(HooklineError, match="pass the point"):
+    with pytest.raises(HooklineError, match=r"pass.*point"):
         profile(SparseAutoencoder(SAEConfig("standard", sae.d_in, 40)), model, TEXTS)
     with pytest.raises(HooklineError, match="matches 4 points"):
         profile(sae, model, TEXTS, point="blocks.*.hook_resid_post")
@@ -211,5 +211,5 @@ def test_a_word_without_the_space_before_it(model) -> None:
     word = next(each for each in sorted(vocabulary) if each.isalpha() and f"Ġ{each}" in vocabulary)
     found = profile(sae, model, [f"The{model.to_string([vocabulary[f'Ġ{word}']])}"])
     assert found.about(f" {word}")
-    with pytest.raises(HooklineError, match=f"no feature is active at '{word}', but some are at ' {word}'"):
+    with pytest.raises(HooklineError, match=rf"'{word}'.*' {word}'"):
         found.about(word)

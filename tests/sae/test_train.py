@@ -102,9 +102,9 @@ def test_from_a_store(tmp_path) -> None:
     model.run_with_hooks(tokens, fwd_hooks=[of_heads.spliced()])
     training.sae.save(tmp_path / "sae")
     assert torch.equal(SparseAutoencoder.load(tmp_path / "sae").W_enc, training.sae.W_enc)
-    with pytest.raises(HooklineError, match="trained at one point"):
+    with pytest.raises(HooklineError, match=r"trained.*point"):
         quick(store)
-    with pytest.raises(HooklineError, match="no point is named"):
+    with pytest.raises(HooklineError, match=r"point.*named"):
         quick(store, point="blocks.0.hook_mlp_out")
 
 
@@ -119,7 +119,7 @@ def test_from_batches_that_are_given(activations) -> None:
     assert once.steps == 40
     with pytest.warns(HooklineWarning, match="40 of 60 steps"):
         assert quick((batch for batch in batches), batch_size=None).steps == 40
-    with pytest.raises(HooklineError, match="used as they are"):
+    with pytest.raises(HooklineError, match="batch_size"):
         quick(batches, batch_size=10)
     with pytest.raises(HooklineError, match="width 15"):
         quick([batches[0], batches[0][:, :15]], batch_size=None)

@@ -115,7 +115,7 @@ def test_every_other_architecture_has_them_too(kind, tmp_path) -> None:
 def test_layers_that_need_more_than_a_stream_are_refused(kind, tmp_path) -> None:
     cls = saved(kind, tmp_path / "model")
     empty = hookline.hook(from_pretrained_empty(cls, tmp_path / "model"))
-    with pytest.raises(HooklineError, match=f"by_layer=True is not available for .*{REFUSED[kind]}"):
+    with pytest.raises(HooklineError, match=rf"by_layer=True.*{REFUSED[kind]}"):
         hookline.harvest(empty, TOKENS, "blocks.2.hook_resid_post", tmp_path / "store", by_layer=True, **OPTIONS)
 
 
@@ -132,7 +132,7 @@ def test_a_model_that_its_first_short_text_changes_is_refused(tmp_path) -> None:
         plain = hookline.hook(cls.from_pretrained(tmp_path / "model", attention_type=attention).eval())
         empty = hookline.hook(from_pretrained_empty(cls, tmp_path / "model", attention_type=attention))
         for model, by_layer in ((plain, False), (empty, True)):
-            refused = pytest.raises(HooklineError, match="load it with attention_type='original_full'")
+            refused = pytest.raises(HooklineError, match="attention_type='original_full'")
             with refused if attention == "block_sparse" else nullcontext():
                 where = tmp_path / f"{attention}-{by_layer}"
                 hookline.harvest(model, TOKENS, POINTS[:2], where, by_layer=by_layer, **OPTIONS)
@@ -149,7 +149,7 @@ def test_models_with_an_encoder_or_a_vision_tower_are_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
 def test_a_device_that_torch_cannot_use(device, tmp_path) -> None:
-    with pytest.raises(HooklineError, match=f"by_layer='{device}' is not a device that layers can run on"):
+    with pytest.raises(HooklineError, match=f"by_layer='{device}'"):
         hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "layers", by_layer=device, **OPTIONS)
     assert not [*tmp_path.iterdir()]
 
@@ -296,11 +296,11 @@ def test_an_interrupt_keeps_every_finished_batch(tmp_path, monkeypatch) -> None:
 def test_an_unfinished_harvest_is_continued_only_by_the_same_one(tmp_path, monkeypatch) -> None:
     interrupted(tmp_path / "layers", monkeypatch, after=15)
     for changed in ({"sample": 0.5, "seed": 1}, {"dtype": torch.float16}):
-        with pytest.raises(StoreError, match="unfinished layers of a different harvest"):
+        with pytest.raises(StoreError, match="unfinished"):
             hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "layers", by_layer=True, **OPTIONS, **changed)
-    with pytest.raises(StoreError, match="made from other data"):
+    with pytest.raises(StoreError, match="other data"):
         hookline.harvest(TINYWORLD, ["other"] * 30, POINTS, tmp_path / "layers", by_layer=True, **OPTIONS)
-    with pytest.raises(StoreError, match="made from other data"):
+    with pytest.raises(StoreError, match="other data"):
         hookline.harvest(TINYWORLD, [*texts(), "more"], POINTS, tmp_path / "layers", by_layer=True, **OPTIONS)
     (tmp_path / "layers.by_layer" / "state.json").write_text("{")
     with pytest.raises(StoreError, match=r"state\.json is damaged"):
@@ -339,7 +339,7 @@ def shortened(file: Path) -> None:
 def test_damaged_stages_are_refused(log, damage, tmp_path, monkeypatch) -> None:
     interrupted(tmp_path / "layers", monkeypatch, after=15)
     damage(tmp_path / "layers.by_layer" / log)
-    with pytest.raises(StoreError, match=f"{log} is damaged or missing: delete"):
+    with pytest.raises(StoreError, match=rf"{log}.*delete"):
         hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "layers", by_layer=True, **OPTIONS)
 
 
@@ -351,7 +351,7 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path, monkeypatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(StoreError, match=r"by_layer cannot be written to: No space"):
+        with pytest.raises(StoreError, match=r"by_layer.*space"):
             hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "layers", by_layer=True, **OPTIONS)
     hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "layers", by_layer=True, **OPTIONS)
     hookline.harvest(hookline.load(TINYWORLD), texts(), POINTS, tmp_path / "plain", **OPTIONS)
@@ -367,7 +367,7 @@ def test_weights_that_change_during_the_harvest(tmp_path, monkeypatch) -> None:
         os.utime(next((tmp_path / "model").glob("*.safetensors")))
 
     monkeypatch.setattr(LayerHarvest, "_run_stage", run)
-    with pytest.raises(HooklineError, match="weights changed during the harvest"):
+    with pytest.raises(HooklineError, match="changed during"):
         hookline.harvest(tmp_path / "model", texts(), POINTS, tmp_path / "store", by_layer=True, **OPTIONS)
 
 
@@ -378,7 +378,7 @@ def test_a_layer_that_reads_the_embeddings_again_is_not_run_without_them(tmp_pat
         model.module.transformer.drop.register_forward_hook(lambda module, args, output: kept.append(output)),
         block.register_forward_pre_hook(lambda module, args: (args[0] + kept[-1], *args[1:])),
     ]
-    with pytest.warns(match="cannot be resumed"), pytest.raises(HooklineError, match="layer 2 gives NaN for an input"):
+    with pytest.warns(match="resumed"), pytest.raises(HooklineError, match=r"layer 2.*NaN.*input"):
         hookline.harvest(model, texts(), POINTS, tmp_path / "store", by_layer=True, **OPTIONS)
     for handle in handles:
         handle.remove()
@@ -398,10 +398,10 @@ def test_what_by_layer_does_not_take(tmp_path, monkeypatch) -> None:
     with torch.device("meta"):
         other = type(nameless)(nameless.config)
     other.config.name_or_path = ""
-    with pytest.raises(HooklineError, match="does not name one"):
+    with pytest.raises(HooklineError, match="name one"):
         hookline.harvest(hookline.hook(other.eval()), TOKENS, POINTS, tmp_path / "store", by_layer=True)
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    with pytest.raises(StoreError, match="of disk, and"):
+    with pytest.raises(StoreError, match="disk"):
         hookline.harvest(TINYWORLD, texts(), POINTS, tmp_path / "full", by_layer=True, **OPTIONS)
     assert not [*tmp_path.glob("*.by_layer")], "a harvest that is refused leaves nothing behind"

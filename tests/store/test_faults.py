@@ -218,7 +218,7 @@ def test_other_points_models_and_data_are_refused(model, path, tmp_path) -> None
 
 def test_another_version_is_warned_of(model, path) -> None:
     edit_manifest(path, lambda fields: fields["versions"].update(torch="1.0"))
-    with pytest.warns(HooklineWarning, match=r"torch is .* but '1\.0'"):
+    with pytest.warns(HooklineWarning, match=r"torch.*'1\.0'"):
         harvested(model, path)
 
 
@@ -363,7 +363,7 @@ def test_a_full_disk_leaves_what_can_be_read_and_goes_on(model, path, tmp_path, 
     full = tmp_path / "full"
     with pytest.MonkeyPatch.context() as patch:
         Disk(patch, room, what)
-        with pytest.raises(StoreError, match="No space left"):
+        with pytest.raises(StoreError, match="space left"):
             harvested(model, full)
     assert not list(full.glob("*.part"))
     if (full / "manifest.json").exists():
@@ -377,7 +377,7 @@ def test_a_full_disk_leaves_what_can_be_read_and_goes_on(model, path, tmp_path, 
 
 def test_a_full_disk_is_told_of_while_the_data_goes_on(model, tmp_path, monkeypatch) -> None:
     Disk(monkeypatch, 30_000)
-    with pytest.raises(StoreError, match="No space left"):
+    with pytest.raises(StoreError, match="space left"):
         hookline.harvest(model, cycle(texts()), POINTS, tmp_path, **OPTIONS)
 
 

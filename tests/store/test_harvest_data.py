@@ -54,11 +54,11 @@ def test_padding_is_noticed_in_each_row(model, tmp_path, batch_size, side) -> No
     pads = [[model.tokenizer.pad_token_id] * (20 - len(row)) for row in ids]
     data = torch.tensor([a + b if side == "right" else b + a for a, b in zip(ids, pads, strict=True)])
     options = {**OPTIONS, "batch_size": batch_size}
-    with pytest.warns(HooklineWarning, match="example 0 looks padded") as told:
+    with pytest.warns(HooklineWarning, match="example 0.*padded") as told:
         hookline.harvest(model, data, POINT, tmp_path / "bare", **options)
     assert len(told) == 1
     rows = [{"input_ids": row} for row in data.tolist()]
-    with pytest.warns(HooklineWarning, match="example 0 looks padded"):
+    with pytest.warns(HooklineWarning, match="example 0.*padded"):
         hookline.harvest(model, rows, POINT, tmp_path / "rows", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -154,7 +154,7 @@ def test_the_only_column_is_taken(model, tmp_path) -> None:
 
 
 def test_hints_fit_the_mistake(model, tmp_path) -> None:
-    with pytest.raises(HooklineError, match="out of range") as error:
+    with pytest.raises(HooklineError, match="range") as error:
         hookline.harvest(model, [[300000]], POINT, tmp_path, **OPTIONS)
     assert "max_tokens" not in str(error.value)
     long, room = ["Mary and " * 2000], model.cfg.n_ctx

@@ -268,7 +268,7 @@ def test_any_network(tmp_path) -> None:
     torch.testing.assert_close(store["fc1"][:], net.cache(data)["fc1"])
     assert store.rows().example.tolist() == list(range(11))
     assert set(store.rows().token.tolist()) == {-1}
-    with pytest.raises(HooklineError, match="apply to texts"):
+    with pytest.raises(HooklineError, match=r"apply.*texts"):
         hookline.harvest(net, data, "fc1", tmp_path, positions=hookline.last)
 
 
@@ -311,7 +311,7 @@ def test_what_a_model_writes_over_is_stored_as_it_was(tmp_path) -> None:
 
 def test_a_network_whose_rows_are_not_samples_is_refused(tmp_path) -> None:
     net = hookline.hook(nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)))
-    with pytest.raises(StoreError, match="one row per sample"):
+    with pytest.raises(StoreError, match=r"row.*sample"):
         hookline.harvest(net, torch.randn(6, 4), "1", tmp_path)
 
 
@@ -454,5 +454,5 @@ def test_rows_that_are_not_finite_are_counted(model, tmp_path) -> None:
 
 
 def test_a_seed_without_a_sample(model, tmp_path) -> None:
-    with pytest.raises(HooklineError, match="seed=3 has no effect without sample="):
+    with pytest.raises(HooklineError, match=r"seed=3.*sample="):
         hookline.harvest(model, texts(3), "z0", tmp_path, seed=3)

@@ -152,13 +152,13 @@ def test_a_function_needs_a_tag(model, tmp_path, kind) -> None:
         assert warned[0].filename.endswith("stores.py")
         with pytest.raises(StoreError, match=f"at '{POINT}'.*hooks_tag"):
             harvested(model, tmp_path / "untagged", 6)
-        with pytest.raises(StoreError, match="hooks_tag is 'v1' here, but None"):  # nobody knows what is in there
+        with pytest.raises(StoreError, match=r"hooks_tag is 'v1'.*None"):  # nobody knows what is in there
             harvested(model, tmp_path / "untagged", 6, hooks_tag="v1")
     for _ in range(2):
         with model.hooks([(POINT, CODE[kind](1))]):
             store = harvested(model, tmp_path / "tagged", 6, hooks_tag="v1")
             assert store.is_complete
-            with pytest.raises(StoreError, match="hooks_tag is 'v2' here, but 'v1'"):
+            with pytest.raises(StoreError, match=r"hooks_tag is 'v2'.*'v1'"):
                 harvested(model, tmp_path / "tagged", 6, hooks_tag="v2")
 
 
@@ -297,7 +297,7 @@ def test_an_object_may_be_data(model, tmp_path) -> None:
         harvested(model, tmp_path, 6)
         assert hook.calls
         hook.factor = 3
-        with pytest.raises(StoreError, match="hooks: Counting at "):
+        with pytest.raises(StoreError, match="Counting"):
             harvested(model, tmp_path, 6)
 
 
@@ -506,7 +506,7 @@ def test_a_refusal_names_the_hook_that_differs(model, tmp_path) -> None:
     with model.hooks(hooks):
         harvested(model, tmp_path, 6)
     other = [hooks[0], (POINT, add(VECTORS[1]))]
-    with model.hooks(other), pytest.raises(StoreError, match=f"at '{POINT}' has other values") as refused:
+    with model.hooks(other), pytest.raises(StoreError, match=rf"'{POINT}'.*other values") as refused:
         harvested(model, tmp_path, 6)
     assert "zero" not in str(refused.value)
 
@@ -515,7 +515,7 @@ def test_an_edit_that_was_added_counts_as_one_in_a_context(tmp_path) -> None:
     model = hookline.load("tinyworld")
     with model.hooks([(POINT, add(VECTORS[0]))]):
         harvested(model, tmp_path, 6)
-    with pytest.raises(StoreError, match="hooks: none here"):
+    with pytest.raises(StoreError, match=r"hooks.*none"):
         harvested(model, tmp_path, 6)
     model.add_hook(POINT, add(VECTORS[0]))
     harvested(model, tmp_path, 6)

@@ -61,7 +61,7 @@ def test_examples_are_all_rows_once(store) -> None:
 
 def test_globs_and_bad_names(store) -> None:
     assert list(store.rows(0, 2, "blocks.*.hook_resid_*").activations) == [POINTS[0], POINTS[2]]
-    with pytest.raises(UnknownPointError, match="Did you mean"):
+    with pytest.raises(UnknownPointError, match="you mean"):
         store.rows(0, 2, "blocks.0.hook_resid_pree")
     with pytest.raises(UnknownPointError):
         store["nothing"]
@@ -151,7 +151,7 @@ def test_shards_are_plain_safetensors(path, store) -> None:
 
 
 def test_a_store_without_rows_yet(tmp_path) -> None:
-    with pytest.raises(StoreError, match="harvest into it first"):
+    with pytest.raises(StoreError, match=r"harvest.*first"):
         LocalStore(tmp_path).rows()
 
 
@@ -198,7 +198,7 @@ def test_a_view_is_read_as_a_tensor_is(store) -> None:
         with pytest.raises(IndexError, match="there are"):
             view[bad]
     for bad in (mask[:-1], torch.ones(2), torch.ones(2, 2, dtype=torch.long)):
-        with pytest.raises(HooklineError, match="by number or a mask"):
+        with pytest.raises(HooklineError, match=r"number.*mask"):
             view[bad]
 
 
@@ -206,11 +206,11 @@ def test_a_store_is_asked_by_name(store) -> None:
     assert POINTS[0] in store
     assert "nothing" not in store
     assert 0 not in store
-    with pytest.raises(StoreError, match="by name, not by 0"):
+    with pytest.raises(StoreError, match="not by 0"):
         store[0]
-    with pytest.raises(StoreError, match="by name, not by 0"):
+    with pytest.raises(StoreError, match="not by 0"):
         iter(store).__next__()
-    with pytest.raises(StoreError, match="by name, not by 1"):
+    with pytest.raises(StoreError, match="not by 1"):
         store.rows(0, 1, 1)
     with pytest.raises(StoreError, match="matches 2 points"):
         store["blocks.*.hook_resid_*"]
@@ -251,6 +251,6 @@ def test_a_folder_in_a_shards_place(store, tmp_path) -> None:
     shutil.copytree(store.path, path)
     (path / "000001.safetensors").unlink()
     (path / "000001.safetensors").mkdir()
-    with pytest.raises(StoreError, match=r"000001.*cannot be opened"):
+    with pytest.raises(StoreError, match=r"000001.*opened"):
         LocalStore(path).rows()
     assert "cannot be opened" in str(LocalStore(path).verify())

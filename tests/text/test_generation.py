@@ -142,7 +142,7 @@ def test_the_step_and_positions_that_a_hook_is_told() -> None:
             assert seen == [], "not even the first pass is one step"
         with pytest.raises(HookError, match="logits processor"):
             model.generate(IDS, guidance_scale=1.5, **GREEDY)
-        with pytest.raises(HooklineError, match="into one row"):
+        with pytest.raises(HooklineError, match="one row"):
             model.generate(IDS, cache_implementation="paged", **GREEDY)
 
 
@@ -180,7 +180,7 @@ def test_noise_is_of_whole_steps() -> None:
         first = model.generate(IDS, **GREEDY)
         assert torch.equal(model.module.generate(IDS, attention_mask=torch.ones_like(IDS), **GREEDY), first)
         for options in ({"use_cache": False}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}):
-            with pytest.raises(HookError, match="is drawn once"):
+            with pytest.raises(HookError, match="drawn"):
                 model.generate(IDS, **GREEDY, **options)
 
 
@@ -262,7 +262,7 @@ def test_a_loop_that_goes_back_has_no_steps() -> None:
         assert seen == [range(8, 11), range(9, 10)], "what was written over does not count"
         kept.crop(-2)
         with (
-            pytest.raises(HookError, match="a second time"),
+            pytest.raises(HookError, match="second time"),
             model.hooks(fwd_hooks=[(RESID, lambda x, hook: hook.step)]),
         ):
             model.module(torch.tensor([[4]]), past_key_values=kept, use_cache=True)
@@ -287,7 +287,7 @@ def test_a_text_is_over_with_its_pass() -> None:
     model = hookline.hook(tiny_models.causal_lm("gpt2"))
     with model.hooks(fwd_hooks=[(RESID, at(last, push))]), torch.no_grad():
         model(IDS)
-        with pytest.raises(HookError, match="full forward pass"):
+        with pytest.raises(HookError, match="full"):
             model.module.transformer(IDS)
 
 

@@ -291,7 +291,7 @@ def test_tokens_that_lost_their_padding_are_noticed() -> None:
             model(tokens.clone())
         model(tokens.clone(), attention_mask=tokens.padding_mask)
         model(tokens)
-    with pytest.raises(HooklineError, match="padded on the right"):
+    with pytest.raises(HooklineError, match="padded"):
         model.generate(model.to_tokens(texts, padding_side="right"))
     written = model.to_tokens(texts, padding_side="right")
     written[1] = written[0]
@@ -306,7 +306,7 @@ def test_keys_of_a_generation_and_a_model_called_in_part(model) -> None:
         model.generate(IDS[:1], max_new_tokens=3, min_new_tokens=3, do_sample=False)
     assert seen == [(0, 5), (1, 6), (2, 7)]
     with (
-        pytest.raises(HookError, match="full forward pass"),
+        pytest.raises(HookError, match="full"),
         model.hooks(fwd_hooks=[(RESID, at(1, torch.zeros_like))]),
     ):
         model.module.transformer(IDS)
@@ -322,7 +322,7 @@ def test_parts_of_the_stream_at_positions_in_the_text() -> None:
             assert torch.allclose(cache.decompose_resid(pos_slice=last)[:, 0], alone[:, 0], atol=1e-4)
             assert torch.allclose(cache.decompose_resid(pos_slice=-1)[:, 0], alone[:, 0], atol=1e-4)
         _, cache = model.run_with_cache(texts, pos_slice=last)
-        with pytest.raises(HooklineError, match="only the positions last"):
+        with pytest.raises(HooklineError, match="positions last"):
             cache.decompose_resid(pos_slice=-1)
         shares = cache.logit_attrs(cache.decompose_resid(), 5).sum(0) + cache.logit_bias(5)
         assert torch.allclose(shares, cache.logits[:, 5], atol=1e-3)

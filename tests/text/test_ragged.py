@@ -48,7 +48,7 @@ def test_last_logits_under_hooks(model) -> None:
 def test_last_logits_that_cannot_be_had(model) -> None:
     with pytest.raises(HooklineError, match="stop_at_layer"):
         model.last_logits(TEXTS, stop_at_layer=1)
-    with pytest.raises(HooklineError, match="leave out labels"):
+    with pytest.raises(HooklineError, match="labels"):
         model.last_logits("John", labels=model.to_tokens("John"))
     tokens = model.to_tokens("John went")
     with pytest.raises(HooklineError, match="only padding"):

@@ -158,7 +158,7 @@ def test_an_adapter_put_into_a_wrapped_model() -> None:
         with pytest.warns(NeverFiredWarning, match=r"\(Linear\)"):
             wrapped(IDS)
         wrapped.reset_hooks()
-        with pytest.raises(UnknownPointError, match="Ask for it by name"):
+        with pytest.raises(UnknownPointError, match="by name"):
             wrapped.run_with_hooks(IDS, fwd_hooks=[(before, torch.zeros_like)])
         assert torch.equal(wrapped.run_with_cache(IDS)[1]["q", 1], own_qkv(base)[0])
     assert wrapped.verify(IDS).failed() == []
@@ -205,7 +205,7 @@ def test_a_module_put_around_another() -> None:
         with pytest.warns(NeverFiredWarning, match="no longer"):
             wrapped(IDS)
         wrapped.reset_hooks()
-        with pytest.raises(UnknownPointError, match="Ask for it by name"):
+        with pytest.raises(UnknownPointError, match="by name"):
             wrapped.cache(IDS, names_filter=before)
         assert type(wrapped.blocks[1].attn.hook_q.site.module) is Doubled
         assert torch.equal(wrapped.cache(IDS, names_filter="q1")["q", 1], own_qkv(base)[0])
@@ -600,7 +600,7 @@ def test_models_without_a_language_models_head(kind) -> None:
             assert cache["z", 1].shape[:3] == (2, 7, 4)
             assert torch.equal(cache["resid_pre", 1], model(IDS, output_hidden_states=True).hidden_states[1])
         assert wrapped.verify(IDS).failed() == []
-        with pytest.raises(HooklineError, match="no next-token loss"):
+        with pytest.raises(HooklineError, match="next-token loss"):
             wrapped(IDS, return_type="loss")
 
 
@@ -633,5 +633,5 @@ def test_a_model_with_two_heads_returns_the_logits_of_its_tokens() -> None:
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         assert torch.equal(hookline.hook(model)(ids), model(ids).prediction_logits)
-    with pytest.raises(HooklineError, match="has loss, none of which"):
+    with pytest.raises(HooklineError, match=r"loss.*none"):
         outcome(ModelOutput(loss=torch.zeros(())))

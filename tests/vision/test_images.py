@@ -296,7 +296,7 @@ def test_positions_in_the_tower_are_places_in_images(llava) -> None:
     assert empty.nonzero().flatten().tolist() == [0, 5]
     for where in (hookline.last, image_tokens, hookline.token(4)):
         for name in (point, "model.vision_tower.encoder.layers.1"):
-            with pytest.raises(HooklineError, match="are image patches"):
+            with pytest.raises(HooklineError, match="image patches"):
                 llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(name, at(where, torch.zeros_like))])
     with pytest.raises(hookline.HookError, match="patches"):
         llava.run_with_hooks("<image> red", images=[noise()], fwd_hooks=[(point, lambda x, hook: hook.positions)])
@@ -352,7 +352,7 @@ def _other_images(inputs: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_last_inputs_with_images(llava) -> None:
     fresh = hookline.hook(llava.module, llava.processor)
-    with pytest.raises(HooklineError, match="no inputs with images"):
+    with pytest.raises(HooklineError, match=r"inputs.*images"):
         fresh.image_token_range(0)
     llava("what <image> is <image>", images=[noise(), noise(40, 20)])
     llava("what is red")  # has none
@@ -411,7 +411,7 @@ def test_chats(name) -> None:
 def test_a_chat_without_a_template(llava) -> None:
     model = hookline.hook(module_of("llava"), processor_of("llava"))
     model.processor.chat_template = None
-    with pytest.raises(HooklineError, match="no chat template"):
+    with pytest.raises(HooklineError, match="chat"):
         model.to_chat("what ?", images=1)
     model.processor.chat_template = "{{ messages[0]['role'] }}"
     with pytest.raises(HooklineError, match="0 placeholders"):
@@ -420,7 +420,7 @@ def test_a_chat_without_a_template(llava) -> None:
 
 def test_a_chat_of_text(llava) -> None:
     model = hookline.hook(causal_lm("llama", vocab_size=200), llava.tokenizer)
-    with pytest.raises(HooklineError, match="no chat template"):
+    with pytest.raises(HooklineError, match="chat"):
         model.to_chat("what ?")
 
 
@@ -468,7 +468,7 @@ def test_a_text_among_images_that_a_processor_would_garble() -> None:
     texts = ["<image> what is", "what is red"]
     with pytest.raises(HooklineError, match=r"prompt 1.* PaliGemmaProcessor"):
         model.to_inputs(texts, images=[[noise()], []])
-    with pytest.raises(HooklineError, match="prompt 0 has no image"):
+    with pytest.raises(HooklineError, match="prompt 0"):
         model(texts[::-1], images=[[], [noise()]])
     assert model(texts[1]).shape[1] == 3
 
@@ -513,7 +513,7 @@ def test_keyword_inputs_in_place_of_a_prompt(llava) -> None:
             *(lambda x: llava(x), lambda x: llava.run_with_cache(x), lambda x: llava.generate(x, 3)),
             *(lambda x: llava(x, images=noise()), lambda x: llava.to_tokens(x), lambda x: llava.to_inputs(x)),
         ):
-            with pytest.raises(HooklineError, match=r"keyword inputs \(input_ids, .* model\(\*\*inputs\)") as error:
+            with pytest.raises(HooklineError, match=r"input_ids.* model\(\*\*inputs\)") as error:
                 call(given)
             assert "tensor" not in str(error.value)
     for given in ([inputs["input_ids"]], [noise(16, 16)[0, 0]], 7.5):
@@ -563,7 +563,7 @@ def test_a_model_wrapped_with_a_tokenizer_alone(llava) -> None:
     inputs = inputs_of("llava")
     assert model.image_token_mask(inputs).sum(1).tolist() == [16, 16]
     assert model.image_token_range(0, inputs) == range(4, 20)
-    with pytest.raises(HooklineError, match="depend on the processor"):
+    with pytest.raises(HooklineError, match="depend"):
         model.image_grid(inputs)
 
 

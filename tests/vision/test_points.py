@@ -113,14 +113,14 @@ def test_roles_and_classic_names_are_the_same_points() -> None:
     }.items():
         assert model.point(asked).site == model.point(classic).site
     assert len(model.index.select("vision.attn.*.pattern")) == 3
-    with pytest.raises(UnknownPointError, match="It needs a layer"):
+    with pytest.raises(UnknownPointError, match=r"needs.*layer"):
         model.point("vision.attn.pattern")
     with pytest.raises(UnknownPointError, match="0 to 2"):
         model.point("vision.blocks.7.hook_resid_pre")
 
 
 def test_a_model_without_eyes_says_so() -> None:
-    with pytest.raises(UnknownPointError, match="no vision tower"):
+    with pytest.raises(UnknownPointError, match="vision tower"):
         hooked(tiny_models.causal_lm("llama")).point("vision.blocks.0.hook_resid_pre")
 
 
@@ -223,7 +223,7 @@ def test_starting_at_a_layer_with_images() -> None:
         others = {name: x for name, x in inputs.items() if name != "input_ids"}
         with pytest.raises(HooklineError, match="needs tokens="):
             model(stream, start_at_layer=1)
-        with pytest.raises(HooklineError, match="other inputs are needed too"):
+        with pytest.raises(HooklineError, match="needed"):
             model(stream, start_at_layer=1, tokens=inputs["input_ids"])
         again = model(stream, start_at_layer=1, tokens=inputs["input_ids"], **others)
         torch.testing.assert_close(again, whole)
@@ -252,9 +252,9 @@ def test_positions_in_the_text_and_in_images() -> None:
     assert torch.equal(patch[seen], both[seen][:, 3])
     assert patch.logits is None, "a patch is no position of the text"
     for place in (hookline.last, hookline.positions.new_tokens, hookline.positions.step(0)):
-        with pytest.raises(HooklineError, match="position in the prompt"):
+        with pytest.raises(HooklineError, match=r"position.*prompt"):
             model.run_with_cache(**inputs, names_filter=seen, pos_slice=place)
-        with pytest.raises(HooklineError, match="position in the prompt"):
+        with pytest.raises(HooklineError, match=r"position.*prompt"):
             model.run_with_hooks(**inputs, fwd_hooks=[(seen, hookline.edits.zero(pos=place))])
 
 
@@ -282,7 +282,7 @@ def test_the_loss_is_that_of_text() -> None:
     assert bool((per_token[~seen] > 0).all())
     torch.testing.assert_close(model(**inputs, return_type="loss"), per_token[~seen].mean())
     only = torch.full((1, 16), tiny_vision.IMAGE)
-    with pytest.raises(HooklineError, match="none after the first position"):
+    with pytest.raises(HooklineError, match="first position"):
         model(input_ids=only, pixel_values=inputs["pixel_values"][:1], return_type="loss")
 
 

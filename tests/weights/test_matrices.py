@@ -124,7 +124,7 @@ def test_both_embeddings_labels_and_directions() -> None:
     mary, john = (tinyworld.to_single_token(name) for name in (" Mary", " John"))
     assert torch.equal(tinyworld.tokens_to_residual_directions([" Mary", " John"]), tinyworld.W_U[:, [mary, john]].T)
     for nonsense in (-1, 64, 0.5, torch.tensor([True])):
-        with pytest.raises(HooklineError, match="ids from 0 to 63"):
+        with pytest.raises(HooklineError, match="0 to 63"):
             model.tokens_to_residual_directions(nonsense)
 
 
@@ -247,7 +247,7 @@ def test_offloaded_weights_are_refused() -> None:
     accelerate.cpu_offload(module)
     model = hookline.hook(module)
     for name in ("W_Q", "W_O", "W_in", "W_U", "W_E"):
-        with pytest.raises(HooklineError, match="offloaded by accelerate"):
+        with pytest.raises(HooklineError, match="offloaded"):
             getattr(model, name)
 
 

@@ -179,7 +179,7 @@ def test_a_model_that_was_moved_is_moved_back_first() -> None:
     model, module, _, _ = wrapped("llama")
     model.process_weights()
     module.double()
-    with pytest.raises(HooklineError, match="Move it back"):
+    with pytest.raises(HooklineError, match="Move"):
         model.restore_weights()
     module.float()
     model.restore_weights()
@@ -216,7 +216,7 @@ def test_training_with_dropout() -> None:
     module.train()
     with model.processed_weights(**only("fold_ln")):
         assert module.training
-    with pytest.raises(HooklineError, match="changes the output"):
+    with pytest.raises(HooklineError, match=r"changes.*output"):
         model.process_weights(**only("fold_value_biases"))
 
 

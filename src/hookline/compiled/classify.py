@@ -1,53 +1,58 @@
-"""How each hook of a plan would run: as a table, traced into the graph, or not in a graph, and why not."""
+"""How each hook of a plan runs in a graph: as a table, or traced into it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any, Literal
 
-from hookline.compiled.traceable import why_not
+from hookline.compiled.not_compiled import NotCompiled, check_no
+from hookline.compiled.traceable import check_stateless
 from hookline.compiled.traced_lenses import can_trace
 from hookline.engine import Action, Edit, HookAction, HookPoint, PointAction, Record
 from hookline.hooks.data_edits import Add, DataEdit, EditAction, Freeze, Mean, ProjectOut, Replace, Scale, Zero
 from hookline.text.at_positions import PositionHook
 
-How = Literal["table", "traced", "read", "eager"]
+How = Literal["table", "traced", "read"]
 
 AFFINE = (Zero, Scale, Add, Replace, Mean, Freeze)
 """Edits of the form `x * keep + add`."""
 
 
-@dataclass(frozen=True)
-class Placement:
-    """How one action runs, and for an action that is not in a graph, why."""
-
-    action: Action
-    how: How
-    why: str = ""
-
-    def __str__(self) -> str:
-        return f"eager: {self.why}" if self.how == "eager" else self.how
-
-
-def placed(action: Action) -> Placement:
-    """How an action of a run would run in a compiled run."""
+def placed(action: Action) -> How:
+    """How an action of a run runs in a graph; raises NotCompiled if it cannot."""
     if action.is_helper:
-        return Placement(action, "read")
+        return "read"
     if not isinstance(action, PointAction):
-        return Placement(action, "eager", f"{type(action).__name__} changes how the model runs")
+        raise NotCompiled(f"{type(action).__name__} changes how the model runs")
     if action.dir == "bwd":
-        return Placement(action, "eager", "a gradient needs a run with gradients")
-    why = no_site(action.point)
-    if why is not None:
-        return Placement(action, "eager", why)
+        raise NotCompiled("a gradient needs a run with gradients")
+    check_no(no_site(action.point))
     if type(action) is Record:
-        return Placement(action, "read")
+        return "read"
     if not isinstance(action, HookAction):
-        return Placement(action, "eager", "it records gradients")
+        raise NotCompiled("it records gradients")
     return _hook(action)
+
+
+def check_placed(actions: Iterable[Action]) -> None:
+    """Raise NotCompiled, with the name of the point, if one of the actions cannot run in a graph."""
+    for action in actions:
+        try:
+            placed(action)
+        except NotCompiled as error:
+            if (point := getattr(action, "point", None)) is None:
+                raise
+            raise NotCompiled(f"the hook at {point.name!r} cannot: {error}") from None
+
+
+def described(action: Action) -> str:
+    """How an action runs, for a plan: in a graph, or "eager", and why."""
+    try:
+        return placed(action)
+    except NotCompiled as error:
+        return f"eager: {error}"
 
 
 def no_site(point: HookPoint) -> str | None:
@@ -66,24 +71,20 @@ def no_site(point: HookPoint) -> str | None:
     return None
 
 
-def _hook(action: HookAction) -> Placement:
+def _hook(action: HookAction) -> How:
     if action.on_error == "skip":
-        return Placement(action, "eager", 'on_error="skip" needs Python')
+        raise NotCompiled('on_error="skip" needs Python')
     if action.choices is not None:
-        return Placement(action, "eager", "the point has indices, which are checked")
+        raise NotCompiled("the point has indices, which are checked")
     hook: Any = action.hook
     if isinstance(action, EditAction):
-        return _data_edit(action, hook)
+        if type(hook) is not ProjectOut and type(hook) not in AFFINE:
+            raise NotCompiled(f"{hook.kind} has no table")
+        return "table"
     if type(action) is not Edit:
-        return Placement(action, "eager", "a hook object is called in Python")
-    why = why_not(hook.func if isinstance(hook, PositionHook) else hook)
-    return Placement(action, "traced") if why is None else Placement(action, "eager", why)
-
-
-def _data_edit(action: EditAction, edit: DataEdit) -> Placement:
-    if type(edit) is ProjectOut or type(edit) in AFFINE:
-        return Placement(action, "table")
-    return Placement(action, "eager", f"{edit.kind} has no table")
+        raise NotCompiled("a hook object is called in Python")
+    check_stateless(function_of(action))
+    return "traced"
 
 
 def function_of(action: HookAction) -> Any:
@@ -101,12 +102,3 @@ def code_of(function: Any) -> Any:
 def positions_of(action: HookAction) -> Any:
     """The positions that a hook is limited to; None for all."""
     return action.hook.pos if isinstance(action.hook, DataEdit) else getattr(action.hook, "where", None)
-
-
-def refusal(placements: Iterable[Placement]) -> str | None:
-    """Why a run cannot be compiled, from the first of its hooks that cannot; None if all can."""
-    for placement in placements:
-        if placement.how == "eager":
-            point = getattr(placement.action, "point", None)
-            return f"the hook at {point.name!r} cannot: {placement.why}" if point is not None else placement.why
-    return None

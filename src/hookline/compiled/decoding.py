@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, StaticCache, StaticLayer
 
 from hookline.compiled.fixed import fixed
+from hookline.compiled.not_compiled import NotCompiled
 from hookline.compiled.program import Clock, Program
 from hookline.compiled.sampling import Sampler, Sampling
 from hookline.functions.signatures import parameters_of
@@ -23,8 +24,8 @@ def bucket(length: int, size: int = 64) -> int:
     return size
 
 
-def static_cache(config: Any, length: int) -> StaticCache | str:
-    """A cache of fixed size, all of it in tensors; a sentence if the model has layers of another kind.
+def static_cache(config: Any, length: int) -> StaticCache:
+    """A cache of fixed size, all of it in tensors; NotCompiled if the model has layers of another kind.
 
     Layers with a sliding window get the full length too: transformers' own count positions in Python, which compiles
     again at the end of the window. The model's mask hides what is outside it.
@@ -32,10 +33,10 @@ def static_cache(config: Any, length: int) -> StaticCache | str:
     try:
         cache = StaticCache(config=config, max_cache_len=length)
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        return f"there is no static cache for it ({type(error).__name__}: {error})"
+        raise NotCompiled(f"there is no static cache for it ({type(error).__name__}: {error})") from error
     others = {type(layer).__name__ for layer in cache.layers} - {"StaticLayer", "StaticSlidingWindowLayer"}
     if others:
-        return f"its cache has layers of another kind: {', '.join(sorted(others))}"
+        raise NotCompiled(f"its cache has layers of another kind: {', '.join(sorted(others))}")
     cache.layers = [ColumnLayer(length) for _ in cache.layers]
     return cache
 

@@ -7,20 +7,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.compiled.classify import Placement, placed, refusal
+from hookline.compiled.not_compiled import NotCompiled, check_no
 from hookline.engine import Action, Run, compiling, open_runs
 from hookline.transformer.architectures import chooses_keys, depends_on_length
 from hookline.transformer.index import ModelPoints
 
 
-def why_uncompiled(points: ModelPoints) -> str | None:
-    """Why a call of the model that begins now cannot be compiled; None if it can."""
+def check_call(points: ModelPoints) -> None:
+    """Raise NotCompiled if a call of the model that begins now cannot be compiled."""
     modules = [*points.root.modules()]
-    return _of_model(points.root, modules) or compiling.why_not_here() or compiling.why_replaced(points, modules)
+    check_no(_why_not(points.root, modules) or compiling.why_not_here() or compiling.why_replaced(points, modules))
 
 
-def _of_model(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
-    """Why the model cannot be compiled whole."""
+def _why_not(root: nn.Module, modules: Sequence[nn.Module]) -> str | None:
+    """Why the model cannot be compiled whole; None if it can."""
     if not getattr(root, "_can_compile_fullgraph", False):
         return f"transformers says that {type(root).__name__} cannot be compiled whole"
     if root.config.is_encoder_decoder:  # type: ignore[union-attr]
@@ -58,22 +58,16 @@ def are_one_text(position_ids: Tensor) -> bool:
     return bool((position_ids.diff(dim=1) == 1).all())
 
 
-def actions_of(points: ModelPoints) -> list[Action] | str:
-    """All actions on a model in this thread, in the order in which they were added; a sentence if others interfere."""
+def actions_of(points: ModelPoints) -> list[Action]:
+    """All actions on a model in this thread, in the order in which they were added."""
     actions: list[Action] = []
     for run in open_runs():
         if not isinstance(run, Run) or run.root is not points.root:
-            return "hooks of another model, which may share modules with it, are active"
+            raise NotCompiled("hooks of another model, which may share modules with it, are active")
         actions += run.actions
     for permanent in points.permanent_hooks():
         actions += permanent.actions
     return sorted(actions, key=lambda action: (action.stage, action.order))
-
-
-def placements(actions: Sequence[Action]) -> tuple[list[Placement], str | None]:
-    """How each action runs, and why they cannot all be compiled."""
-    action_placements = [placed(action) for action in actions]
-    return action_placements, refusal(action_placements)
 
 
 def inferred_mask(module: Any, ids: Tensor, config: Any) -> Tensor:
@@ -82,13 +76,13 @@ def inferred_mask(module: Any, ids: Tensor, config: Any) -> Tensor:
     return mask
 
 
-def generation_settings(module: Any, ids: Any, options: dict[str, Any]) -> tuple[Any, Any] | str:
-    """Transformers' settings for a generation, and its logits processors; a sentence if our loop lacks one."""
+def generation_settings(module: Any, ids: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Transformers' settings for a generation, and its logits processors; NotCompiled if our loop lacks one."""
     keywords = dict(options)
     config, more = module._prepare_generation_config(keywords.pop("generation_config", None), **keywords)
     more = {name: value for name, value in more.items() if value is not None and name not in ("use_cache",)}
     if more:
-        return f"{', '.join(sorted(more))} is for the model's own generate"
+        raise NotCompiled(f"{', '.join(sorted(more))} is for the model's own generate")
     mode = str(getattr(config.get_generation_mode(), "value", config.get_generation_mode()))
     wrong = [] if mode in ("greedy_search", "sample") else [mode]
     neutral = {
@@ -102,7 +96,7 @@ def generation_settings(module: Any, ids: Any, options: dict[str, Any]) -> tuple
     neutral |= dict.fromkeys((*outputs, "token_healing"), (None, False))
     wrong += [name for name, allowed in neutral.items() if getattr(config, name, None) not in allowed]
     if wrong:
-        return f"{', '.join(wrong)} is for the model's own generate"
+        raise NotCompiled(f"{', '.join(wrong)} is for the model's own generate")
     module._prepare_special_tokens(config, True, device=ids.device)
     processors = module._get_logits_processor(
         generation_config=config,

@@ -8,24 +8,26 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from hookline.compiled import entry, tails
-from hookline.compiled.classify import no_site, placed
+from hookline.compiled.classify import check_placed, described, no_site, placed
 from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static_cache, vocab_of
 from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
 from hookline.compiled.model_code import ModelCode
+from hookline.compiled.not_compiled import NotCompiled, check_no
 from hookline.compiled.options import CompileOptions, compile_options
 from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
 from hookline.compiled.repeats import Repeats
-from hookline.compiled.sampling import Sampling, sampling_of, way_to_choose
+from hookline.compiled.sampling import sampling_of, way_to_choose
 from hookline.compiled.tables import spec_of
 from hookline.compiled.traced_functions import TracedFunctions
 from hookline.compiled.variants import Variant
@@ -47,6 +49,7 @@ from hookline.rerun.joined import JoinedRun
 from hookline.transformer.architectures import rotary_change
 from hookline.transformer.index import ModelPoints
 
+T = TypeVar("T")
 State: TypeAlias = DecodeState | ForwardState | tails.TailState
 _LAYER = re.compile(r"\.\d+\.")
 
@@ -93,7 +96,7 @@ class CompiledRuns:
 
     def annotated(self, plan: Plan, hooks: Sequence[Action], reads: Sequence[HookPoint]) -> Plan:
         """Add to a plan how each hook and read would run; if one is "eager", the whole run is not compiled."""
-        how = [str(placed(action)) for action in hooks]
+        how = [described(action) for action in hooks]
         how += ["read" if (why := no_site(point)) is None else f"eager: {why}" for point in reads]
         return replace(
             plan, rows=tuple(replace(row, compiled=placement) for row, placement in zip(plan.rows, how, strict=True))
@@ -115,88 +118,75 @@ class CompiledRuns:
         """Count a run that is not compiled, by its reason, without a warning."""
         self.reasons[why] = self.reasons.get(why, 0) + 1
 
-    def actions_now(self, *, is_unchanged: bool) -> list[Action] | str:
-        """The actions for the next step of a generation; a sentence if that step cannot be compiled.
+    def unless_refused(self, prepare: Callable[[], T]) -> T | None:
+        """What a function returns; None, after counting the run, if it raises NotCompiled."""
+        try:
+            return prepare()
+        except NotCompiled as error:
+            (self.refused if error.warns else self.left)(error.reason)
+            return None
+
+    def actions_now(self, *, is_unchanged: bool) -> list[Action]:
+        """The actions for the next step of a generation; raises NotCompiled if that step cannot be compiled.
 
         `is_unchanged` says that the model's modules and methods are those of its last step.
         """
         if is_unchanged:
-            why = compiling.why_not_here()
+            check_no(compiling.why_not_here())
         else:
             self._keep_up()
-            why = entry.why_uncompiled(self.points)
-        actions = entry.actions_of(self.points) if why is None else why
-        return actions if isinstance(actions, str) else entry.placements(actions)[1] or actions
+            entry.check_call(self.points)
+        actions = entry.actions_of(self.points)
+        check_placed(actions)
+        return actions
 
     def generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | None:
         """A compiled generation; None, after a warning, if it cannot be compiled."""
-        generation = self._generation(ids, options)
-        if isinstance(generation, str):
-            self.refused(generation)
-            return None
-        return generation
+        return self.unless_refused(partial(self._generation, ids, options))
 
     def stream(
         self, ids: Tensor, options: Mapping[str, Any], seed: int | None, *, is_compiled: bool
     ) -> Iterator[Tensor]:
         """Yield each new column of tokens as soon as it is computed."""
-        generation = self._generation(ids, options) if is_compiled else "it is not compiled"
-        if isinstance(generation, str):
-            if is_compiled:
-                self.refused(generation)
-            generation = self._uncompiled(ids, options)
-        return generation.columns(seed)
+        generation = self.generation(ids, options) if is_compiled else None
+        return (generation or self._uncompiled(ids, options)).columns(seed)
 
     def _uncompiled(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration:
         """A generation one token at a time, for streaming, which is not compiled."""
         keywords = dict(options)
         mask = keywords.pop("attention_mask", None)
         module: Any = self.points.root
-        settings = entry.generation_settings(module, ids, keywords)
-        sampling = settings if isinstance(settings, str) else sampling_of(*settings)
-        why = "it is an encoder-decoder model" if module.config.is_encoder_decoder else None
-        if why is not None or isinstance(sampling, str) or isinstance(settings, str):
-            raise HooklineError(f"stream cannot do this: {why or sampling}. Use generate")
-        count = settings[0].max_new_tokens
-        mask = entry.inferred_mask(module, ids, settings[0]) if mask is None else mask
+        try:
+            if module.config.is_encoder_decoder:
+                raise NotCompiled("it is an encoder-decoder model")
+            config, processors = entry.generation_settings(module, ids, keywords)
+            sampling = sampling_of(config, processors)
+        except NotCompiled as error:
+            raise HooklineError(f"stream cannot do this: {error}. Use generate") from None
+        count = config.max_new_tokens
+        mask = entry.inferred_mask(module, ids, config) if mask is None else mask
         with PlainTensors():
             state = GrowingState(module, ids.shape[0], ids.shape[1] + count, vocab_of(module))
         return CompiledGeneration(self, state, [], ids, mask, sampling, count, is_compiled=False)
 
-    def _generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | str:
+    def _generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration:
         keywords = dict(options)
         mask, logits_to_keep = keywords.pop("attention_mask", None), keywords.pop("logits_to_keep", 1)
-        checked = self._checked(ids, keywords)
-        if isinstance(checked, str):
-            return checked
-        actions, sampling, config = checked
-        count = config.max_new_tokens
+        self._keep_up()
+        entry.check_call(self.points)
+        actions = entry.actions_of(self.points)
+        check_placed(actions)
+        self._traced.check(actions)
+        config, processors = entry.generation_settings(self.points.root, ids, keywords)
+        sampling, count = sampling_of(config, processors), config.max_new_tokens
         mask = entry.inferred_mask(self.points.root, ids, config) if mask is None else mask
         change = rotary_change(entry.text_config(self.points))
         if change is not None and ids.shape[1] <= change < ids.shape[1] + count:
-            return f"its rotary angles change at {change} tokens, where the model's own generate may start over"
+            raise NotCompiled(
+                f"its rotary angles change at {change} tokens, where the model's own generate may start over"
+            )
         state = self._state(ids.shape[0], bucket(ids.shape[1] + count))
-        if isinstance(state, str):
-            return state
         return CompiledGeneration(self, state, actions, ids, mask, sampling, count, all_logits=logits_to_keep == 0)
-
-    def _checked(self, ids: Tensor, options: dict[str, Any]) -> tuple[list[Action], Sampling, Any] | str:
-        module: Any = self.points.root
-        self._keep_up()
-        why = entry.why_uncompiled(self.points)
-        if why is not None:
-            return why
-        actions = entry.actions_of(self.points)
-        if isinstance(actions, str):
-            return actions
-        why = entry.placements(actions)[1] or self._traced.why_not(actions)
-        if why is not None:
-            return why
-        settings = entry.generation_settings(module, ids, options)
-        if isinstance(settings, str):
-            return settings
-        sampling = sampling_of(*settings)
-        return sampling if isinstance(sampling, str) else (actions, sampling, settings[0])
 
     def taken(self, key: tuple[Any, ...]) -> Any:
         """Take an idle state from the pool, or None. Each thread has its own pool, as CUDA graphs require."""
@@ -204,15 +194,13 @@ class CompiledRuns:
             idle = self._idle.get((*key, threading.get_ident()))
             return idle.pop() if idle else None
 
-    def _state(self, rows: int, length: int) -> DecodeState | str:
-        """An idle or a new state for a generation; a sentence if the model's cache cannot have a fixed size."""
+    def _state(self, rows: int, length: int) -> DecodeState:
+        """An idle or a new state for a generation; raises NotCompiled if the model's cache cannot have a fixed size."""
         if (idle_state := self.taken((rows, length))) is not None:
             return idle_state
         module: Any = self.points.root
         with PlainTensors():
             cache = static_cache(module.config, length)
-            if isinstance(cache, str):
-                return cache
             return self._registered(DecodeState(module, cache, rows, length, vocab_of(module)))
 
     def _registered(self, state: Any) -> Any:
@@ -229,79 +217,75 @@ class CompiledRuns:
 
     def forward(self, inputs: Mapping[str, Any]) -> CompiledForward | None:
         """A compiled forward pass; None, after a warning, if it cannot be compiled."""
+        return self.unless_refused(partial(self._forward, inputs))
+
+    def _forward(self, inputs: Mapping[str, Any]) -> CompiledForward:
         actions = self._for_pass(inputs)
-        if isinstance(actions, str):
-            self.refused(actions)
-            return None
         stops = any(record.recorder.stops for record in records_of(actions))
         rows, width = inputs["input_ids"].shape
-        has_function = any(placed(action).how == "traced" for action in actions)  # it would see the padding
+        has_function = any(placed(action) == "traced" for action in actions)  # it would see the padding
         length = width if has_function or entry.is_for_one_length(self.points) else bucket(width, 16)
         key = (rows, length, tuple(inputs), stops)
         if stops:
             where = tuple(action.point.site for action in actions if isinstance(action, PointAction))
-            if (why := self.repeats.why_not((key, where))) is not None:
-                self.left(why)
-                return None
+            check_no(self.repeats.why_not((key, where)), warns=False)
         with PlainTensors():
             state = self.taken(key) or self._registered(ForwardState(self.points.root, *key))
         return CompiledForward(self, state, actions, inputs)
 
     def joined(self, run: JoinedRun) -> Tensor | None:
         """The logits of a batch of variants in an experiment; None if it cannot be compiled or is not worth it."""
+        return self.unless_refused(partial(self._joined, run))
+
+    def _joined(self, run: JoinedRun) -> Tensor:
         self._keep_up()
-        shape, why = tails.shape_of(run), compiling.why_left_out() or tails.why_eager(run)
-        if not why and (why := self.repeats.why_not(shape)) is not None:
-            self.left(why)
-            return None
-        state = why or self.taken(shape) or self._tail(run)
-        if isinstance(state, str):
-            self.refused(state)
-            return None
+        check_no(compiling.why_left_out())
+        tails.check_batch(run)
+        shape = tails.shape_of(run)
+        check_no(self.repeats.why_not(shape), warns=False)
+        state = self.taken(shape) or self._tail(run)
         try:
             with PlainTensors():
                 return state.logits(run)
         finally:
             self.give_back(state)
 
-    def _tail(self, run: JoinedRun) -> tails.TailState | str:
-        points = [run.points.find(name) for name in run.changes]
-        if (why := self._unknown(points)) is not None:
-            return why
+    def _tail(self, run: JoinedRun) -> tails.TailState:
+        self._check_features([run.points.find(name) for name in run.changes])
         if tails.room_for(run, self._features) > tails.MOST:
-            return "a batch of variants is too large for tensors of its own"
+            raise NotCompiled("a batch of variants is too large for tensors of its own")
         with PlainTensors():
             return self._registered(tails.TailState(self, run, self._features))
 
-    def _unknown(self, points: Sequence[HookPoint]) -> str | None:
-        """Why a graph cannot have these points, some of whose shapes and dtypes are unknown; None if it can."""
+    def _check_features(self, points: Sequence[HookPoint]) -> None:
+        """Raise NotCompiled if the shapes and dtypes of some of these points are unknown."""
         self._learn([point.site for point in points])
         unknown = [point.name for point in points if point.site not in self._features]
-        return f"the value at {unknown[0]!r} is not a float tensor of batch, position and features" if unknown else None
+        if unknown:
+            raise NotCompiled(f"the value at {unknown[0]!r} is not a float tensor of batch, position and features")
 
-    def _for_pass(self, inputs: Mapping[str, Any]) -> list[Action] | str:
+    def _for_pass(self, inputs: Mapping[str, Any]) -> list[Action]:
+        """The actions of a pass with these inputs; raises NotCompiled if it cannot be compiled."""
         self._keep_up()
-        if compiling.why_left_out():
-            return compiling.why_left_out()
+        check_no(compiling.why_left_out())
         if torch.is_grad_enabled():
-            return "gradients are on: use torch.no_grad()"
+            raise NotCompiled("gradients are on: use torch.no_grad()")
         others = [name for name in inputs if name not in INPUTS]
         if others or "input_ids" not in inputs:
-            return f"it is called with {', '.join(others) or 'no input_ids'}"
+            raise NotCompiled(f"it is called with {', '.join(others) or 'no input_ids'}")
         shape = inputs["input_ids"].shape
         if any(tensor.shape != shape or tensor.is_floating_point() for tensor in inputs.values()):
-            return "its inputs do not all have one number per token"
+            raise NotCompiled("its inputs do not all have one number per token")
         ids = None if "attention_mask" in inputs else inputs.get("position_ids")
         if ids is not None and not entry.are_one_text(ids):
-            return "its position ids are not consecutive: pass attention_mask too, so that each row is one text"
-        why = entry.why_uncompiled(self.points)
-        actions = entry.actions_of(self.points) if why is None else why
-        if isinstance(actions, str):
-            return actions
-        reached = before_end(self.points, actions)
-        if isinstance(reached, str):
-            return reached
-        return entry.placements(reached)[1] or self._traced.why_not(reached, shape[1]) or reached
+            raise NotCompiled(
+                "its position ids are not consecutive: pass attention_mask too, so that each row is one text"
+            )
+        entry.check_call(self.points)
+        actions = before_end(self.points, entry.actions_of(self.points))
+        check_placed(actions)
+        self._traced.check(actions, shape[1])
+        return actions
 
     def variant(
         self,
@@ -310,15 +294,18 @@ class CompiledRuns:
         reads: Sequence[HookPoint],
         structure: Any,
         make: Callable[[Program], Callable[[], Any]],
-    ) -> Variant | str:
-        """The smallest variant that has a place for every hook and read, or a new one; a sentence if it is not used."""
+    ) -> tuple[Variant, dict[HookAction, Slot]]:
+        """The smallest variant that has a place for every hook and read, or a new one, and those places.
+
+        Raises NotCompiled if it is not used.
+        """
         sites = [point.site for point in reads]
         candidates = [variant for variant in state.variants if variant.structure == structure]
         fitting = [variant for variant in candidates if variant.assigned(hooks, sites) is not None]
         if fitting:
             smallest = min(fitting, key=lambda variant: variant.size)
             self.used(state, smallest)
-            return smallest if smallest.refusal is None else smallest.refusal
+            return smallest, _places(smallest, hooks, sites)
         needs = [spec_of(hook) for hook in hooks]
         edited = (
             0
@@ -327,15 +314,14 @@ class CompiledRuns:
         )
         specs, read_sites = self._structure(needs, hooks, reads, edited)
         self._learn([*(spec.site for spec in specs), *read_sites])
-        if (why := self._unknown([*(hook.point for hook in hooks), *reads])) is not None:
-            return why
+        self._check_features([*(hook.point for hook in hooks), *reads])
         specs = [spec for spec in specs if spec.site in self._features]
         slots = [Slot(spec, self._features[spec.site], state.clock) for spec in specs]
         program = Program(slots, [Read(site, self._features[site], state.clock) for site in read_sites])
         new = Variant(program, make, self.options, state.clock.device, structure)
         state.variants.append(new)
         self.used(state, new)
-        return new
+        return new, _places(new, hooks, sites)
 
     def used(self, state: State, variant: Variant) -> None:
         """Mark a variant as the most recently used, and drop the least recently used ones beyond the limit."""
@@ -418,6 +404,17 @@ class CompiledRuns:
             lines.append(f"  {_number(self._past, 'graph')} dropped; compile(limit=…) sets how many are kept")
         lines += [f"  uncompiled, {_number(count, 'run')}: {why}" for why, count in self.reasons.items()]
         return "\n".join(lines)
+
+
+def _places(variant: Variant, hooks: Sequence[HookAction], sites: Sequence[Site]) -> dict[HookAction, Slot]:
+    """A slot for each hook, all others off."""
+    check_no(variant.refusal)
+    slots = variant.assigned(hooks, sites)
+    if slots is None:
+        raise NotCompiled("its hooks have no order in a graph")
+    for slot in variant.program.slots:
+        slot.off()
+    return slots
 
 
 def _number(count: int, what: str) -> str:

@@ -17,13 +17,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hookline.compiled.classify import positions_of
 from hookline.compiled.fixed import fixed
+from hookline.compiled.not_compiled import NotCompiled
 from hookline.compiled.plain import PlainTensors
-from hookline.compiled.program import Clock, Program
+from hookline.compiled.program import Clock, Program, Slot
 from hookline.compiled.proof import why_unproved
-from hookline.compiled.tables import NoTableError, write_table
+from hookline.compiled.tables import all_are_tables, write_table
 from hookline.compiled.variants import Variant
 from hookline.engine import Action, HookAction, PointAction, Record, Recorder, Run, StopForward, open_runs, pass_state
-from hookline.errors import HooklineError
 from hookline.text.token_positions import mask_of
 from hookline.transformer.index import ModelPoints
 
@@ -69,15 +69,15 @@ def order_of(points: ModelPoints) -> dict[str, int]:
     return {name: number for number, name in enumerate(points.hook_dict)}
 
 
-def before_end(points: ModelPoints, actions: Sequence[Action]) -> list[Action] | str:
-    """The actions that a pass reaches: all, or those up to where a recorder ends it; a sentence if that is unknown."""
+def before_end(points: ModelPoints, actions: Sequence[Action]) -> list[Action]:
+    """The actions that a pass reaches: all, or those up to where a recorder ends it; NotCompiled if that is unknown."""
     names = {action: action.point.canonical_name for action in actions if isinstance(action, PointAction)}
     ends = {record for record in records_of(actions) if record.recorder.stops}
     if not ends or ends == names.keys():
         return list(actions)
     order = order_of(points)
     if unknown := [name for name in names.values() if name not in order]:
-        return f"it stops early, perhaps before {unknown[0]!r}"
+        raise NotCompiled(f"it stops early, perhaps before {unknown[0]!r}")
     last = max(order[names[record]] for record in ends)
     return [action for action in actions if action not in names or order[names[action]] <= last]
 
@@ -110,24 +110,25 @@ class CompiledForward:
             self.owner.give_back(self.state)
 
     def _run(self) -> Any:
+        prepared = self.owner.unless_refused(self._prepared)
+        if prepared is None:
+            return self.state.module(**self.inputs)
+        variant, slots = prepared
+        self.state.set(self.inputs)
+        new = self._unproved(variant)
+        return self._used(variant, slots) if variant.is_proved and not new else self._proved(variant, new)
+
+    def _prepared(self) -> tuple[Variant, dict[HookAction, Slot]]:
+        """The graph for this pass, and where its hooks are in it."""
         points = [record.point for record in self.records]
-        variant = self.owner.variant(self.state, self.hooks, points, None, self.state.passer)
-        slots = None if isinstance(variant, str) else variant.assigned(self.hooks, [point.site for point in points])
-        if isinstance(variant, str) or slots is None:
-            return self._eager(variant if isinstance(variant, str) else "its hooks have no order in a graph")
-        for slot in variant.program.slots:
-            slot.off()
-        try:
+        variant, slots = self.owner.variant(self.state, self.hooks, points, None, self.state.passer)
+        with all_are_tables():
             for hook, slot in slots.items():
                 positions = positions_of(hook)
                 where = True if positions is None else mask_of(positions, hook.point, self.rows, self.width)
                 slot.gate[:, : self.width] = where
                 write_table(slot, hook, self.width)
-        except (HooklineError, NoTableError) as error:
-            return self._eager(f"an edit is not a table here: {error}")
-        self.state.set(self.inputs)
-        new = self._unproved(variant)
-        return self._used(variant, slots) if variant.is_proved and not new else self._proved(variant, new)
+        return variant, slots
 
     def _unproved(self, variant: Variant) -> set[str]:
         """The conditions of this call, such as padding, under which the graph was not proved yet."""
@@ -136,10 +137,6 @@ class CompiledForward:
         if mask is not None and "mask" not in variant.proved_on and not bool(mask.all()):
             conditions.add("mask")
         return conditions - variant.proved_on
-
-    def _eager(self, why: str) -> Any:
-        self.owner.refused(why)
-        return self.state.module(**self.inputs)
 
     def _used(self, variant: Variant, slots: Mapping[HookAction, Any]) -> Any:
         try:

@@ -12,14 +12,14 @@ from torch._dynamo.exc import TorchDynamoException
 from hookline.compiled.decoding import DecodeState
 from hookline.compiled.forwarding import records_of
 from hookline.compiled.gates import Continuation, in_pass
+from hookline.compiled.not_compiled import NotCompiled
 from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Program, Slot
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.sampling import Sampling
-from hookline.compiled.tables import NoTableError, write_table
+from hookline.compiled.tables import all_are_tables, write_table
 from hookline.compiled.variants import Variant
 from hookline.engine import Action, HookAction, Record, Recorder, Run
-from hookline.errors import HooklineError
 
 if TYPE_CHECKING:
     from hookline.compiled.executor import CompiledRuns
@@ -105,14 +105,16 @@ class CompiledGeneration:
             return
         on_modules = self._code.on_modules()
         is_same = self._code.is_current() and on_modules == self._on_modules
-        actions = self.owner.actions_now(is_unchanged=is_same)
+        try:
+            actions = self.owner.actions_now(is_unchanged=is_same)
+        except NotCompiled as error:
+            self._is_compiled = False
+            self._leave_graph(error.reason)
+            return
         is_same_code = self._code is self.owner.code
         if not is_same:
             self._on_modules = self.owner.code.on_modules()
-        if isinstance(actions, str):
-            self._leave_graph(actions)
-            self._is_compiled = False
-        elif actions != self._actions or not is_same_code:
+        if actions != self._actions or not is_same_code:
             self._leave_graph()
             self._plan(actions)
             self._code = self.owner.code
@@ -133,25 +135,18 @@ class CompiledGeneration:
     def _choose_variant(self) -> None:
         draws = self.sampling.temperature is not None
         self._uncompiled = self.state.stepper(self.sampling, draws=draws)(Program([]))
-        if not self._is_compiled:
-            return
+        if self._is_compiled:
+            self.owner.unless_refused(self._enter_graph)
+
+    def _enter_graph(self) -> None:
         points = [record.point for record in self.records]
         make = self.state.stepper(self.sampling)
-        variant = self.owner.variant(self.state, self.hooks, points, self.sampling.structure, make)
-        slots = None if isinstance(variant, str) else variant.assigned(self.hooks, [point.site for point in points])
-        if isinstance(variant, str) or slots is None:
-            self.owner.refused(variant if isinstance(variant, str) else "its hooks have no order in a graph")
-            return
-        for slot in variant.program.slots:
-            slot.off()
-        try:
+        variant, slots = self.owner.variant(self.state, self.hooks, points, self.sampling.structure, make)
+        with all_are_tables():
             for hook, slot in slots.items():
                 self.text.open_gate(slot, hook)
                 if slot.kind == "function" or bool(slot.gate.any()):
                     write_table(slot, hook, 1)
-        except (HooklineError, NoTableError) as error:
-            self.owner.refused(f"an edit is not a table here: {error}")
-            return
         self._slots, self.variant, self._since = slots, variant, self.start + self.made - 1
 
     def advance(self, steps: int) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.compiled.not_compiled import NotCompiled
 from hookline.compiled.random_state import RandomStates
-from hookline.compiled.traceable import WritesOutsideError
 from hookline.compiled.variants import Variant
 
 Values = Mapping[Any, Tensor]
@@ -41,7 +41,7 @@ def why_unproved(variant: Variant, expected: Values, call: Callable[[Callable[[]
             cause = getattr(error, "inner_exception", error)  # of the backend: torch's message begins with its address
             line = str(cause).strip().partition("\n")[0]
             where = _functions(variant)
-            if isinstance(cause, WritesOutsideError):
+            if isinstance(cause, NotCompiled):
                 return f"the function at {' or '.join(where)} cannot: {line}"
             more = f" with the function at {', '.join(where)}" if where else ""
             return f"it could not be compiled{more} ({type(cause).__name__}: {line})"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.compiled.not_compiled import NotCompiled
 from hookline.compiled.random_state import random_state, return_to
 
 _STOPS = 8
@@ -101,8 +102,8 @@ class Sampler:
         return (scores.softmax(-1) / self.noise).argmax(-1, keepdim=True)
 
 
-def sampling_of(config: Any, processors: Any) -> Sampling | str:
-    """The sampling that transformers' settings ask for; a sentence if it is another one."""
+def sampling_of(config: Any, processors: Any) -> Sampling:
+    """The sampling that transformers' settings ask for; NotCompiled if there is no such sampling here."""
     settings: dict[str, Any] = {"temperature": 1.0} if config.do_sample else {}
     for processor in processors:
         name = type(processor).__name__
@@ -113,10 +114,10 @@ def sampling_of(config: Any, processors: Any) -> Sampling | str:
         elif name == "TopPLogitsWarper":
             settings |= {"top_p": float(processor.top_p), "keep": int(processor.min_tokens_to_keep)}
         else:
-            return f"{name} is not compiled"
+            raise NotCompiled(f"{name} is not compiled")
     stops = config._eos_token_tensor
     settings["stops"] = tuple(stops.tolist()) if stops is not None else ()
     if len(settings["stops"]) > _STOPS:
-        return f"there are more than {_STOPS} stop tokens"
+        raise NotCompiled(f"there are more than {_STOPS} stop tokens")
     pad = config._pad_token_tensor
     return Sampling(pad=int(pad) if pad is not None else 0, **settings)

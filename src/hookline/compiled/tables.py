@@ -5,21 +5,30 @@ The values are computed by the edits themselves, with the checks and the roundin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookline.compiled.classify import code_of, function_of
+from hookline.compiled.not_compiled import NotCompiled
 from hookline.compiled.program import Slot, SlotSpec
 from hookline.compiled.traceable import constants_of
 from hookline.engine import HookAction
+from hookline.errors import HooklineError
 from hookline.hooks.data_edits import Add, DataEdit, Mean, ProjectOut, Scale, Zero
 from hookline.hooks.fitting import averaged
 
 
-class NoTableError(Exception):
-    """An edit that looks like a table, but depends on the activation."""
+@contextmanager
+def all_are_tables() -> Iterator[None]:
+    """A block that writes tables; NotCompiled if an edit is not one for this text."""
+    try:
+        yield
+    except (HooklineError, NotCompiled) as error:
+        raise NotCompiled(f"an edit is not a table here: {error}") from None
 
 
 def spec_of(action: HookAction) -> SlotSpec:
@@ -85,7 +94,7 @@ def _affine(edit: Any, x: Tensor, point: Any) -> tuple[float, Tensor]:
     if isinstance(edit, Mean) and edit.value.ndim == x.ndim and edit.pos is None:  # type: ignore[union-attr]
         outlying = averaged(edit.value, point.axes, edit.over, edit.outliers)[1]  # type: ignore[arg-type]
         if outlying.count:
-            raise NoTableError("mean leaves outlying positions as they are; outliers='include' does not")
+            raise NotCompiled("mean leaves outlying positions as they are; outliers='include' does not")
     return 0.0, edit.changed(x, point)
 
 

@@ -18,6 +18,7 @@ from torch._dynamo.exc import TorchDynamoException
 from hookline.compiled import entry
 from hookline.compiled.classify import no_site
 from hookline.compiled.fixed import fixed
+from hookline.compiled.not_compiled import NotCompiled, check_no
 from hookline.compiled.program import Features, Program
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.variants import Variant
@@ -171,16 +172,14 @@ class TailState:
         for name, placed in joined.changes.items():
             self.writes[name].set(placed, joined.span)
 
-    def logits(self, joined: JoinedRun) -> Tensor | None:
-        """The logits of this batch; None if the graph is not used."""
+    def logits(self, joined: JoinedRun) -> Tensor:
+        """The logits of this batch; NotCompiled if the graph is not used."""
         if not self.variants:
             made = Variant(self.program(joined), self.passer, self.owner.options, self.device)
             self.variants.append(made)
         variant = self.variants[0]
         self.owner.used(self, variant)
-        if variant.refusal is not None:
-            self.owner.refused(variant.refusal)
-            return None
+        check_no(variant.refusal)
         self.set(joined)
         if not variant.is_proved:
             return self._proved(variant, joined)
@@ -224,18 +223,17 @@ def _rows(placed: Sequence[RowChange]) -> range:
     return range(min(rows), max(rows) + 1)
 
 
-def why_eager(joined: JoinedRun) -> str | None:
-    """Why a batch of variants cannot be compiled; None if it can."""
+def check_batch(joined: JoinedRun) -> None:
+    """Raise NotCompiled if a batch of variants cannot be compiled."""
     points = joined.points
-    why = entry.why_uncompiled(points)
-    if why is not None or joined.skipped:
-        return why or "the text has images"
+    entry.check_call(points)
+    if joined.skipped:
+        raise NotCompiled("the text has images")
     if entry.actions_of(points):
-        return "hooks are active"
+        raise NotCompiled("hooks are active")
     for point in map(points.find, joined.changes):
         if (why := no_site(point)) is not None:
-            return f"{point.name!r} cannot be changed in a graph: {why}"
-    return None
+            raise NotCompiled(f"{point.name!r} cannot be changed in a graph: {why}")
 
 
 def shape_of(joined: JoinedRun) -> tuple[Any, ...]:

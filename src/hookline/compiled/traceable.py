@@ -2,8 +2,8 @@
 
 The compiler traces more than these. But it runs a function once for many calls, and a graph is also called to prove it
 and after a text has ended. So a function that counts its calls, keeps what it sees, or asks for a value on the host
-must be called by the engine instead. `why_not` looks at everything that a function refers to in which Python could keep
-state. Tensors are among that, to be read: `check_writes` finds in the traced graph whether it writes to one.
+must be called by the engine instead. `check_stateless` looks at everything that a function refers to in which Python
+could keep state. Tensors are among that, to be read: `check_writes` finds in the traced graph whether it writes to one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hookline.compiled.not_compiled import NotCompiled
 from hookline.errors import a_type
 from hookline.values.structures import tensors_in
 
@@ -35,43 +36,49 @@ _OF_POINTS = {"ctx", "step", "positions", "call", "add_hook", "remove_hooks", "f
 _RANDOM = {"rand", "randn", "rand_like", "randn_like", "randint", "normal", "normal_", "uniform_", "bernoulli"}
 _RANDOM |= {"bernoulli_", "multinomial", "randperm", "dropout", "exponential_", "manual_seed"}
 _HARMLESS = {"abs", "float", "int", "isinstance", "len", "max", "min", "range", "slice", "sum", "tuple", "zip"}
+_IMMUTABLE = bool | int | float | complex | str | slice | torch.dtype | torch.device
 
 
-def why_not(hook: Any, users: tuple[Any, ...] = ()) -> str | None:
-    """Why a function cannot be traced, which these functions use; None if it can."""
+def check_stateless(hook: Any, users: tuple[Any, ...] = ()) -> None:
+    """Raise NotCompiled if a function, which these functions use, cannot be traced."""
     while isinstance(hook, partial):
         for argument in (*hook.args, *hook.keywords.values()):
-            if (why := _held(argument, "an argument of partial", users)) is not None:
-                return why
+            _check_value(argument, "an argument of partial", users)
         hook = hook.func
     if isinstance(hook, BuiltinFunctionType) and (hook.__module__ or "").startswith("torch"):
-        return f"{hook.__name__} is random" if hook.__name__ in _RANDOM else None
+        _check_not_random(hook.__name__)
+        return
     if not isinstance(hook, FunctionType):
-        return f"it is {a_type(hook)}, not a plain function"
+        raise NotCompiled(f"it is {a_type(hook)}, not a plain function")
     for name, value in vars(hook).items():
-        if (why := _held(value, f"{hook.__name__}.{name}", users)) is not None:
-            return why
-    return f"{hook.__name__} refers to itself" if hook in users else _of_function(hook, (*users, hook))
+        _check_value(value, f"{hook.__name__}.{name}", users)
+    if hook in users:
+        raise NotCompiled(f"{hook.__name__} refers to itself")
+    _check_function(hook, (*users, hook))
 
 
-def _of_function(function: FunctionType, users: tuple[Any, ...]) -> str | None:
+def _check_not_random(name: str) -> None:
+    if name in _RANDOM:
+        raise NotCompiled(f"{name} is random")
+
+
+def _check_function(function: FunctionType, users: tuple[Any, ...]) -> None:
     if (function.__module__ or "").split(".")[0] == "torch":
-        return f"{function.__name__} is random" if function.__name__ in _RANDOM else None
+        _check_not_random(function.__name__)
+        return
     code = function.__code__
     try:
         cells = list(zip(code.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
     except ValueError:
-        return "it uses a variable that has no value yet"
+        raise NotCompiled("it uses a variable that has no value yet") from None
     defaults = [
         ("a default", default)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     ]
     for name, value in (*cells, *defaults):
-        if (why := _held(value, name, users)) is not None:
-            return why
-    return next(
-        (why for code_object in _codes(code) if (why := _of_code(code_object, function, users)) is not None), None
-    )
+        _check_value(value, name, users)
+    for code_object in _codes(code):
+        _check_code(code_object, function, users)
 
 
 def _codes(code: CodeType) -> list[CodeType]:
@@ -80,61 +87,57 @@ def _codes(code: CodeType) -> list[CodeType]:
     return [code, *(deep for nested in inner for deep in _codes(nested))]
 
 
-def _of_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> str | None:
+def _check_code(code: CodeType, function: FunctionType, users: tuple[Any, ...]) -> None:
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     value: Any = None  # the module or class that the last instruction looked up
     for line in dis.get_instructions(code):
         name, holder, value = line.argval, value, None
         if line.opname in _STORES or (line.opname == "STORE_DEREF" and name in function.__code__.co_freevars):
-            return f"it writes to {name!r} outside" if "IMPORT" not in line.opname else f"it imports {name!r}"
+            raise NotCompiled(f"it imports {name!r}" if "IMPORT" in line.opname else f"it writes to {name!r} outside")
         if line.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             if name in _HOST:
-                return f".{name}() needs the value on the host"
+                raise NotCompiled(f".{name}() needs the value on the host")
             if name in _OF_POINTS:
-                return f"it uses .{name}, which differs from pass to pass"
-            if name in _RANDOM:
-                return f"{name} is random"
+                raise NotCompiled(f"it uses .{name}, which differs from pass to pass")
+            _check_not_random(name)
             if name in _STATISTICS:
-                return f"{name} may write to running statistics"
+                raise NotCompiled(f"{name} may write to running statistics")
             value = getattr(holder, name, None) if isinstance(holder, ModuleType | type) else None
             if isinstance(value, Tensor | list | dict | set) or (isinstance(value, type) and _may_hold(value)):
-                return f"'{holder.__name__}.{name}' is {a_type(value)}, which may hold state"
+                raise NotCompiled(f"'{holder.__name__}.{name}' is {a_type(value)}, which may hold state")
         if line.opname == "LOAD_DEREF" and name in cells:
             value = cells[name].cell_contents
         if line.opname in _GLOBAL:
             if name not in function.__globals__:
                 if hasattr(builtins, name) and name not in _HARMLESS and not name[0].isupper():
-                    return f"it calls {name}()"
+                    raise NotCompiled(f"it calls {name}()")
             else:
                 value = function.__globals__[name]
-                if (why := _held(value, name, users)) is not None:
-                    return why
-    return None
+                _check_value(value, name, users)
 
 
-def _held(value: Any, name: str, users: tuple[Any, ...]) -> str | None:
-    """Why a value that a function refers to may be state; None if it is not."""
+def _check_value(value: Any, name: str, users: tuple[Any, ...]) -> None:
+    """Raise NotCompiled if a value that a function refers to may be state."""
     if isinstance(value, tuple):
-        return next((why for part in value if (why := _held(part, name, users)) is not None), None)
-    if value is None or isinstance(value, bool | int | float | complex | str | slice | torch.dtype | torch.device):
-        return None
-    if type(value) in (Tensor, torch.nn.Parameter):
-        return f"{name!r} requires gradients" if value.requires_grad else None
-    if isinstance(value, ModuleType):
-        return None if value.__name__.split(".")[0] in ("torch", "math") else f"it uses the module {name!r}"
-    if isinstance(value, type):
-        return f"{name!r} is a class, which may hold state" if _may_hold(value) else None
-    if isinstance(value, FunctionType | BuiltinFunctionType | partial):
-        return why_not(value, users)
-    return f"{name!r} is {a_type(value)}, which may hold state"
+        for part in value:
+            _check_value(part, name, users)
+    elif type(value) in (Tensor, torch.nn.Parameter):
+        if value.requires_grad:
+            raise NotCompiled(f"{name!r} requires gradients")
+    elif isinstance(value, ModuleType):
+        if value.__name__.split(".")[0] not in ("torch", "math"):
+            raise NotCompiled(f"it uses the module {name!r}")
+    elif isinstance(value, type):
+        if _may_hold(value):
+            raise NotCompiled(f"{name!r} is a class, which may hold state")
+    elif isinstance(value, FunctionType | BuiltinFunctionType | partial):
+        check_stateless(value, users)
+    elif value is not None and not isinstance(value, _IMMUTABLE):
+        raise NotCompiled(f"{name!r} is {a_type(value)}, which may hold state")
 
 
 def _may_hold(kind: type[Any]) -> bool:
     return kind.__module__.split(".")[0] not in ("torch", "builtins")
-
-
-class WritesOutsideError(Exception):
-    """A traced function writes to a tensor outside it."""
 
 
 class _Writes(TorchDispatchMode):
@@ -159,7 +162,7 @@ class _Writes(TorchDispatchMode):
 
 
 def check_writes(graph: fx.GraphModule, inputs: Sequence[Any], is_ours: Callable[[Tensor], bool]) -> None:
-    """Raise an error if a graph writes to one of its inputs that is not ours. It runs on tensors without data."""
+    """Raise NotCompiled if a graph writes to one of its inputs that is not ours. It runs on tensors without data."""
     examples = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
     mode = next((example.fake_mode for example in examples if isinstance(example, FakeTensor)), None)
     if mode is None:
@@ -170,7 +173,7 @@ def check_writes(graph: fx.GraphModule, inputs: Sequence[Any], is_ours: Callable
             graph.forward(*copies)
     for x, copy in zip(inputs, copies, strict=True):
         if isinstance(x, Tensor) and copy.untyped_storage()._cdata in writes.memory and not is_ours(x):
-            raise WritesOutsideError(f"it writes to a tensor of the shape {list(x.shape)} outside it")
+            raise NotCompiled(f"it writes to a tensor of the shape {list(x.shape)} outside it")
 
 
 def constants_of(hook: Any) -> tuple[Any, ...]:

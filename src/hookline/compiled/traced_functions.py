@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookline.compiled.classify import placed
+from hookline.compiled.not_compiled import NotCompiled
 from hookline.compiled.tables import spec_of
 from hookline.engine import Action, HookAction
 
@@ -17,20 +18,19 @@ class TracedFunctions:
         self._limit = limit
         self._known: dict[Any, list[Any]] = {}
 
-    def why_not(self, actions: Sequence[Action], length: int = 1) -> str | None:
-        """Why one of these functions is not traced again; None if all are, or were."""
+    def check(self, actions: Sequence[Action], length: int = 1) -> None:
+        """Raise NotCompiled if one of these functions, which was not traced for this length, is not traced again."""
         for action in actions:
-            if not isinstance(action, HookAction) or placed(action).how != "traced":
+            if not isinstance(action, HookAction) or placed(action) != "traced":
                 continue
             spec = spec_of(action)
             traced = self._known.setdefault(spec.code, [])
             if (spec.constants, length) in traced:
                 continue
             if len(traced) >= self._limit:
-                return (
+                raise NotCompiled(
                     f"the function at {action.point.name!r} was compiled for {len(traced)} values or lengths of text: "
                     f"put values that change into tensors, or use an edit such as add(vector, coefficient), which "
                     f"takes all lengths"
                 )
             traced.append((spec.constants, length))
-        return None

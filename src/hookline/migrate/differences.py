@@ -1,7 +1,7 @@
 """What will behave differently in a source text: names that the compatibility package does not have, and differences.
 
 Nothing is listed here. Absent names are those that the package fails to provide, with its own error messages; the other
-differences are the table of the library's page in docs/, whose copy in the package docs/make_differences.py writes. The
+differences are the table of the library's page in docs/, which tools/make_differences.py copies into the package. The
 code at the start of a row is what to look for:
 
     `generate`                        an attribute, a function that is called, or a part of a dotted string

@@ -1,7 +1,7 @@
 """Architectures that differ from the usual pre-norm transformer, one row each.
 
 Most models need no row. If only module names differ, add them in `roles.py`; if the arithmetic differs, add a row here.
-`python docs/make_models.py` then reports which points are verified.
+`python tools/make_models.py` then reports which points are verified.
 """
 
 from __future__ import annotations

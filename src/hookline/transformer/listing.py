@@ -46,7 +46,7 @@ def classic_points(anatomy: Anatomy) -> Iterator[PointSpec]:
 
 @cache
 def unproved() -> dict[str, dict[str, str]]:
-    """Points that fail verification, by architecture; written by `docs/make_models.py`."""
+    """Points that fail verification, by architecture; written by `tools/make_models.py`."""
     content: dict[str, dict[str, str]] = json.loads(UNPROVED.read_text(encoding="utf-8"))
     return content
 

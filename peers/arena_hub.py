@@ -1,6 +1,6 @@
 """Random weights and texts under the names that ARENA's interpretability chapter loads from the hub.
 
-    python benchmarks/arena_hub.py FOLDER
+    python peers/arena_hub.py FOLDER
 
 With HF_HOME=FOLDER and HF_HUB_OFFLINE=1 the exercises find them. Models are small, except for a GPT-2 whose width the
 first part of the course expects (FOLDER/wide). Run it where TransformerLens is installed, so that both libraries get

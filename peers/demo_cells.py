@@ -1,6 +1,6 @@
 """Cells of demos and courses that use TransformerLens, run unchanged with hookline in its place.
 
-    HF_HOME=FOLDER HF_HUB_OFFLINE=1 python -m hookline.compat.transformer_lens benchmarks/demo_cells.py DEMO...
+    HF_HOME=FOLDER HF_HUB_OFFLINE=1 python -m hookline.compat.transformer_lens peers/demo_cells.py DEMO...
 
 DEMO is a notebook, or a script with `# %%` cells. Run without `-m hookline.compat.transformer_lens` in an environment
 that has TransformerLens, the same program says what passes there. FOLDER is a cache of the hub with random models, as

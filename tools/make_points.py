@@ -1,6 +1,6 @@
 """Draw diagrams of the points of a block: docs/points-*.svg.
 
-    python docs/make_points.py
+    python tools/make_points.py
 
 The diagrams, and the table in docs/points.md, are compared with the points of tiny models of each kind. A point that is
 missing in a diagram or in the models, different axes, and overlapping texts are errors.

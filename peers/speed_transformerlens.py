@@ -1,7 +1,7 @@
 """The stand-in for TransformerLens beside TransformerLens, on the same weights: medians, in one table.
 
-    python benchmarks/stack.py FOLDER                       # builds the environments `there` and `here`
-    python benchmarks/speed_transformerlens.py FOLDER
+    python peers/stack.py FOLDER                       # builds the environments `there` and `here`
+    python peers/speed_transformerlens.py FOLDER
 
 Both run in processes of their own, one task of one, then the same task of the other, and so on: what else the machine
 does slows both. The results of both are compared too. Those of `generate` differ: the tokens of hookline are the ones
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def start(folder: Path, name: str) -> subprocess.Popen:
-    """A process in an environment of `benchmarks/stack.py`."""
+    """A process in an environment of `peers/stack.py`."""
     stand_in = ["-m", "hookline.compat.transformer_lens"] if name == "here" else []
     command = [str(folder.resolve() / name / "bin" / "python"), *stand_in, str(Path(__file__).resolve()), str(folder)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

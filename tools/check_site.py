@@ -1,6 +1,6 @@
 """Check the built docs site: nothing comes from elsewhere, no link is broken, and search finds what people look for.
 
-    python docs/check_site.py out/site
+    python tools/check_site.py out/site
 
 `make site` runs it after MkDocs, which checks the links that are written in Markdown.
 """

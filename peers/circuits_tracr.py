@@ -1,8 +1,8 @@
 """Whether the edges of known circuits come first: programs that tracr compiles into transformers.
 
     pip install tracr-pypi
-    python benchmarks/circuits_tracr.py
-    python benchmarks/circuits_tracr.py --prompts 8 reverse
+    python peers/circuits_tracr.py
+    python peers/circuits_tracr.py --prompts 8 reverse
 
 Each program becomes a model without norms whose weights are known. An edge is true if its receiver's weights read what
 its sender writes, and the output changes if this edge alone is patched, into the clean or into the corrupted run. All

@@ -1,10 +1,11 @@
-"""Run the notebooks, and write their pages: `python docs/make_notebooks.py [NAME …]`, or `make notebooks` for all.
+"""Run the notebooks, and write their pages: `python tools/make_notebooks.py [NAME …]`, or `make notebooks` for all.
 
 notebooks/NAME.py is the source, in the percent format of jupytext. From it are made
 
-  notebooks/NAME.ipynb         without outputs, for Jupyter
   docs/notebooks/NAME.md       the text, the code and its output, with the figures beside it
   out/notebooks/NAME.ipynb     with outputs; not part of the repository
+
+The site has each without outputs, for Jupyter (`site_pages.py`).
 
 A cell with the tag "varies" prints numbers that differ between machines, such as those of a training. The title of a
 cell describes its image. Screenshots of interactive pages need Chromium, and playwright from PyPI.
@@ -23,28 +24,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jupytext
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
+from notebook_sources import ORDER, ROOT, read
 from PIL import Image
 
-ROOT = Path(__file__).parent.parent
-ORDER = (
-    "first_look",
-    "indirect_objects",
-    "induction_heads",
-    "steering",
-    "sparse_autoencoder",
-    "vision",
-    "your_own_network",
-    "from_transformerlens",
-)
 SET_UP = """import matplotlib.pyplot
 %matplotlib inline
 matplotlib.pyplot.rcParams["figure.dpi"] = 90"""
 MOST_BYTES = 60_000
+INTRODUCTION = (
+    "Each takes about a minute on two CPU cores, and needs no GPU. The docs site has each as an `.ipynb` file, for "
+    "Jupyter:\nput it into the folder `notebooks` of a checkout, which its first cell installs."
+)
 
 
 @dataclass
@@ -75,29 +69,6 @@ class Page:
             (folder / name).write_bytes(content)
 
 
-def read(name: str) -> NotebookNode:
-    """The notebook of a source file; ids of cells are their numbers, so the same source gives the same notebook."""
-    notebook = jupytext.read(ROOT / f"notebooks/{name}.py")
-    notebook.metadata = {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
-    }
-    for number, cell in enumerate(notebook.cells):
-        cell.id = f"cell-{number}"
-    return notebook
-
-
-def for_jupyter(name: str) -> str:
-    """The notebook without outputs, as text; its first cell installs the checkout that it is in, and what it needs."""
-    notebook = read(name)
-    for cell in notebook.cells:
-        cell.source = cell.source.replace("](../", "](../docs/")  # as seen from notebooks/
-    needs = re.findall(r"# needs: (.*)", "\n".join(cell.source for cell in notebook.cells))
-    install = "\n".join(['%pip install -q "..[plot,vision]"', *(f"%pip install -q {each}" for each in needs)])
-    notebook.cells.insert(1, new_code_cell(install, id="install", metadata={"tags": ["install"]}))
-    return nbformat.writes(notebook) + "\n"
-
-
 def executed(name: str) -> NotebookNode:
     """The notebook with outputs; a cell that raises stops it."""
     notebook = read(name)
@@ -121,7 +92,7 @@ def page_of(name: str, notebook: NotebookNode) -> Page:
         else:
             page.add(cell.source)
         if number == 0:
-            page.add(" · ".join(f"[{name}.{ending}](../../notebooks/{name}.{ending})" for ending in ("ipynb", "py")))
+            page.add(f"[{name}.py](../../notebooks/{name}.py)")
     return page
 
 
@@ -167,7 +138,7 @@ def take_screenshots(page: Page) -> None:
 
 def index() -> str:
     """The page that lists the notebooks."""
-    lines = ["# Notebooks", "", "Each takes about a minute on two CPU cores, and needs no GPU.", ""]
+    lines = ["# Notebooks", "", INTRODUCTION, ""]
     for name in ORDER:
         title, question, *_ = read(name).cells[0].source.split("\n\n")
         lines.append(f"- [{title.removeprefix('# ')}]({name}.md): {question}".replace("\n", " "))
@@ -183,7 +154,6 @@ def main(*names: str) -> None:
         page = page_of(name, notebook)
         take_screenshots(page)
         page.write(folder)
-        (ROOT / f"notebooks/{name}.ipynb").write_text(for_jupyter(name), encoding="utf-8")
         nbformat.write(notebook, ROOT / f"out/notebooks/{name}.ipynb")
         large = {name: len(file) for name, file in page.files.items() if len(file) > MOST_BYTES}
         print(f"{name}: {len(page.files)} files beside the page{f', too large: {large}' if large else ''}")

@@ -1,6 +1,6 @@
 """Verify every architecture, and write docs/models.md and src/hookline/transformer/unproved.json.
 
-    python docs/make_models.py
+    python tools/make_models.py
 
 Each model is built from a tiny config with random weights (tests/tiny_models.py), and checked by the verifier.
 """
@@ -158,7 +158,7 @@ def table(title: str, found: dict[str, Report | None], families: dict[str, tuple
 
 
 def sharded_table() -> str:
-    """The section about models that are split over processes, from what `docs/make_sharded.py` found."""
+    """The section about models that are split over processes, from what `tools/make_sharded.py` found."""
     data = json.loads((ROOT / "docs/sharded.json").read_text(encoding="utf-8"))
     kinds: dict[str, str] = data["kinds"]
     rows, counts = [], defaultdict(int)

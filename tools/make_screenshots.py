@@ -1,4 +1,4 @@
-"""Write the screenshots of the explorer in docs/explorer.md: `python docs/make_screenshots.py`.
+"""Write the screenshots of the explorer in docs/explorer.md: `python tools/make_screenshots.py`.
 
 Needs Chromium, and playwright from PyPI. The files are under 150 kB each.
 """
@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 import hookline
 from hookline.explore import explore, first_prompts
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parent.parent / "docs"
 MOST_BYTES = 150_000
 READY = """() => [...document.querySelectorAll("[data-slot]")].every(
     panel => panel.dataset.answered === document.getElementById("explorer").dataset.round)"""
@@ -51,8 +51,8 @@ def write(page: Any, name: str, top: str, bottom: str) -> None:
     shot = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True)))
     image = shot.convert("RGB")
     has_scale = name != "explorer.png"  # 256 colors are too few for a scale
-    (image if has_scale else image.quantize(256, dither=Image.Dither.NONE)).save(HERE / name, optimize=True)
-    size = (HERE / name).stat().st_size
+    (image if has_scale else image.quantize(256, dither=Image.Dither.NONE)).save(DOCS / name, optimize=True)
+    size = (DOCS / name).stat().st_size
     assert size < MOST_BYTES, f"{name} has {size:,} bytes"
     print(f"{name}: {size:,} bytes")
 

@@ -1,6 +1,6 @@
 """Libraries built on TransformerLens: their own tests, and results on the same weights, with it and with hookline.
 
-    python benchmarks/stack.py FOLDER --suite sae-lens=../SAELens --suite circuit-tracer=../circuit-tracer
+    python peers/stack.py FOLDER --suite sae-lens=../SAELens --suite circuit-tracer=../circuit-tracer
 
 FOLDER gets two environments, unless it has them: `there` with TransformerLens 3.5.1, `here` with hookline in its place.
 Both have the same transformers and the same libraries. A suite is a folder with `tests` in it. If the library is beside
@@ -43,7 +43,7 @@ def main() -> None:
     for name in ENVIRONMENTS:
         build(given.folder / name, name)
     if "HF_HOME" not in os.environ and not (given.folder / "hf").exists():
-        program = [str(ROOT / "benchmarks" / "stack_hub.py"), str(given.folder / "hf")]
+        program = [str(ROOT / "peers" / "stack_hub.py"), str(given.folder / "hf")]
         run(given.folder, "there", program, check=True)
     print(f"{'library':20}{'pass there':>12}{'pass here':>12}{'both':>8}{'of these':>12}", flush=True)
     for suite in given.suite:
@@ -57,7 +57,7 @@ def main() -> None:
         for test in sorted(there - here):
             print(f"    only there: {test}")
     for name in () if given.no_results else ENVIRONMENTS:
-        program = [str(ROOT / "benchmarks" / "stack_results.py"), name, str(given.folder)]
+        program = [str(ROOT / "peers" / "stack_results.py"), name, str(given.folder)]
         run(given.folder, name, program, stderr=subprocess.DEVNULL)
 
 

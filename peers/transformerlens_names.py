@@ -1,7 +1,7 @@
 """The public names of TransformerLens, and where each is in hookline: a table for docs/from-transformerlens.md.
 
-    python benchmarks/transformerlens_names.py FOLDER [FOLDER …]            print what is not explained, and a summary
-    python benchmarks/transformerlens_names.py FOLDER [FOLDER …] --write    also write the table into the page
+    python peers/transformerlens_names.py FOLDER [FOLDER …]            print what is not explained, and a summary
+    python peers/transformerlens_names.py FOLDER [FOLDER …] --write    also write the table into the page
 
 A folder holds the package `transformer_lens` of one version, for example from `pip download --no-deps
 transformer-lens==3.5.1`, unpacked. Its source is read and not imported. The exit status is 1 if a name is neither

@@ -1,9 +1,9 @@
 """Split every kind of model that transformers has a plan for over two processes, and write docs/sharded.json.
 
-    python docs/make_sharded.py            # all of them, or those that are named
+    python tools/make_sharded.py            # all of them, or those that are named
 
 Each model is tiny, with random weights. Everything that hookline offers is compared with the same model in one process:
-see tests/sharded_models.py. `docs/make_models.py` makes a table of the result.
+see tests/sharded_models.py. `tools/make_models.py` makes a table of the result.
 """
 
 from __future__ import annotations

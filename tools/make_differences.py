@@ -1,6 +1,6 @@
 """Copy the tables of differences into the package, where `hookline migrate` reads them.
 
-python docs/make_differences.py
+python tools/make_differences.py
 """
 
 from __future__ import annotations

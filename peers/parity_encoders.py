@@ -1,6 +1,6 @@
 """Parity with TransformerLens's smaller modules: both libraries run the same weights, and results are compared by name.
 
-    python benchmarks/parity_encoders.py --python PATH        a Python with transformer-lens 3.5 installed
+    python peers/parity_encoders.py --python PATH        a Python with transformer-lens 3.5 installed
 
 HookedEncoder and BertNextSentencePrediction on a random BERT, HookedEncoderDecoder on a random T5, and SVDInterpreter,
 head_detector, evals and ungrouped keys and values on random GPT-2- and Llama-shaped models. The largest difference

@@ -21,9 +21,10 @@ from mkdocs.structure.files import File, Files
 from hookline.edits import DataEdit
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
 import messages  # noqa: E402 (in the tests folder: it reads the messages from the source)
+from notebook_sources import ORDER, for_jupyter  # noqa: E402
 
 ELSEWHERE = {
     "README.md": "index.md",
@@ -215,8 +216,9 @@ def on_files(files: Files, config: Any) -> Files:
     made |= {str(page_of(name)): text for name, text in example_pages()}
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
-    for path in sorted((ROOT / "notebooks").glob("*.*")):
-        files.append(File.generated(config, f"notebooks/{path.name}", abs_src_path=str(path)))
+    for name in ORDER:
+        files.append(File.generated(config, f"notebooks/{name}.py", abs_src_path=str(ROOT / f"notebooks/{name}.py")))
+        files.append(File.generated(config, f"notebooks/{name}.ipynb", content=for_jupyter(name)))
     return files
 
 
@@ -243,7 +245,10 @@ def title(file: File) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Change links between files of the repository to links between pages, and set the rank of a page in searches."""
+    """Change links between files of the repository to links between pages, and set the rank of a page in searches.
+
+    A notebook gets a link to its file for Jupyter, which only the site has.
+    """
     uri = page.file.src_uri
     page.meta["search"] = {"boost": next(boost for pattern, boost in RANKS.items() if re.match(pattern, uri))}
     source = next((path for path, shown in ELSEWHERE.items() if shown == uri and uri != "index.md"), f"docs/{uri}")
@@ -257,4 +262,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return link[0]
         return before + posixpath.relpath(shown, posixpath.dirname(uri) or ".") + (anchor or "") + after
 
-    return LINK.sub(changed, markdown)
+    markdown = LINK.sub(changed, markdown)
+    return re.sub(r"^\[(\w+)\.py\]\(\1\.py\)$", r"[\1.ipynb](\1.ipynb) · \g<0>", markdown, flags=re.MULTILINE)

@@ -1,7 +1,7 @@
 """Write the data of the point map: docs/assets/point-map-data.js.
 
-    python docs/make_point_map.py            # every architecture, about six minutes
-    python docs/make_point_map.py gpt2 t5    # print the data of some
+    python tools/make_point_map.py            # every architecture, about six minutes
+    python tools/make_point_map.py gpt2 t5    # print the data of some
 
 Which points an architecture has, and at which modules they are, is read from tiny models (tests/tiny_models.py). Sizes
 are those of the default config of transformers, built without weights. Descriptions are those of docs/points.md.
@@ -144,7 +144,7 @@ def packed(found: list[dict[str, Any]]) -> str:
             each["stacks"][name] = parts.setdefault(json.dumps(numbered), len(parts))
     data = {"rows": rows(), "texts": list(texts), "parts": list(map(json.loads, parts)), "architectures": found}
     return (
-        f"// Written by docs/make_point_map.py, from transformers {transformers.__version__}.\n"
+        f"// Written by tools/make_point_map.py, from transformers {transformers.__version__}.\n"
         f"const POINT_MAP = {json.dumps(data, ensure_ascii=False, separators=(',', ':'))};\n"
     )
 

@@ -1,9 +1,9 @@
 """What the libraries compute on the same weights, with TransformerLens and with hookline.
 
-    python benchmarks/stack_results.py there FOLDER       # with TransformerLens: saves weights and results
-    python -m hookline.compat.transformer_lens benchmarks/stack_results.py here FOLDER       # compares with them
+    python peers/stack_results.py there FOLDER       # with TransformerLens: saves weights and results
+    python -m hookline.compat.transformer_lens peers/stack_results.py here FOLDER       # compares with them
 
-`benchmarks/stack.py` runs both, each in its own environment.
+`peers/stack.py` runs both, each in its own environment.
 """
 
 import importlib.util
