@@ -47,7 +47,7 @@ def check_placed(actions: Iterable[Action]) -> None:
             raise NotCompiled(f"the hook at {point.name!r} cannot: {error}") from None
 
 
-def described(action: Action) -> str:
+def placement_text(action: Action) -> str:
     """How an action runs, for a plan: in a graph, or "eager", and why."""
     try:
         return placed(action)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hookline.compiled import entry, tails
-from hookline.compiled.classify import check_placed, described, no_site, placed
+from hookline.compiled.classify import check_placed, no_site, placed, placement_text
 from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static_cache, vocab_of
 from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
 from hookline.compiled.gates import in_pass
@@ -96,7 +96,7 @@ class CompiledRuns:
 
     def annotated(self, plan: Plan, hooks: Sequence[Action], reads: Sequence[HookPoint]) -> Plan:
         """Add to a plan how each hook and read would run; if one is "eager", the whole run is not compiled."""
-        how = [described(action) for action in hooks]
+        how = [placement_text(action) for action in hooks]
         how += ["read" if (why := no_site(point)) is None else f"eager: {why}" for point in reads]
         return replace(
             plan, rows=tuple(replace(row, compiled=placement) for row, placement in zip(plan.rows, how, strict=True))
