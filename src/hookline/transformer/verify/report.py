@@ -117,7 +117,8 @@ def _checked(check: Check, probe: Probe, names: list[str]) -> Iterator[tuple[str
         if is_out_of_memory(error):
             raise
         if len(names) == 1:
-            yield names[0], f"raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            cause = getattr(error, "original_error", None) or error  # a hook's name and line say nothing of the model
+            yield names[0], f"raises {type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
             return
         for name in names:
             yield from _checked(check, probe, [name])
