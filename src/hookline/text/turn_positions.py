@@ -166,6 +166,16 @@ class Turn(TextMeaning):
             places[-1] = [index for index in new if is_written(tokenizer, ids[index])]
         return places
 
+    def is_being_written(self, text: ForwardPass) -> list[bool]:
+        """For each row of a generation, whether the turn that is being written is covered."""
+        generation, tokenizer = text.generation, tokenizer_of(text, self)
+        if self.role != "assistant" or generation is None or generation.tokens is None or generation.mask is None:
+            return [False] * text.span.rows
+        rows = zip(generation.tokens, generation.mask.bool(), strict=True)
+        chats = [chat_of(tokenizer, ids[real].tolist(), row).chat for row, (ids, real) in enumerate(rows)]
+        counts = [chat.roles.count("assistant") if chat.is_open else 0 for chat in chats]
+        return [count > 0 and self.k in (None, -1, count - 1) for count in counts]
+
     def hint(self, tokenizer: Any, ids: tuple[int, ...], row: int) -> str:
         """The turns that the row has."""
         roles = chat_of(tokenizer, ids, row).chat.roles
@@ -189,12 +199,18 @@ _written = Recent(1 << 16)
 def is_written(tokenizer: Any, token_id: int) -> bool:
     """Whether a token of an answer is text: not the end of the turn, padding, or space."""
 
-    def check() -> bool:
-        return (
-            token_id >= 0 and token_id not in tokenizer.all_special_ids and not decoded(tokenizer, [token_id]).isspace()
-        )
+    return token_id >= 0 and _written.made(tokenizer, token_id, lambda: _are_written(tokenizer, [token_id]))[0]
 
-    return _written.made(tokenizer, token_id, check)
+
+def written_ids(tokenizer: Any, count: int) -> list[bool]:
+    """The same for all tokens of a vocabulary."""
+    return _written.made(tokenizer, range(count), lambda: _are_written(tokenizer, range(count)))
+
+
+def _are_written(tokenizer: Any, ids: Sequence[int]) -> list[bool]:
+    special = {*tokenizer.all_special_ids}
+    texts = tokenizer.batch_decode([[token_id] for token_id in ids], clean_up_tokenization_spaces=False)
+    return [token_id not in special and bool(text.strip()) for token_id, text in zip(ids, texts, strict=True)]
 
 
 @dataclass(frozen=True)
