@@ -26,8 +26,9 @@ class Chat(str):
     @classmethod
     def of(cls, templates: Templates, messages: Messages, *, is_open: bool) -> Chat:
         """The text that the template makes of messages."""
-        chat = cls(templates.render(messages, is_open=is_open))
-        chat.messages, chat.is_open, chat.templates = tuple(messages), is_open, templates
+        text, taken = templates.rendered(messages, is_open=is_open)
+        chat = cls(text)
+        chat.messages, chat.is_open, chat.templates = tuple(taken), is_open, templates
         return chat
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,9 +81,28 @@ class Templates:
             return [Chat.of(self, part, is_open=is_open) if is_conversation(part) else part for part in prompt]
         return prompt
 
-    def render(self, messages: Messages, *, is_open: bool) -> str:
-        """What the template makes of messages."""
+    def rendered(self, messages: Messages, *, is_open: bool) -> tuple[str, Messages]:
+        """What the template makes of messages, and the messages as it takes them.
+
+        Some templates take contents as text only, and others as lists of parts only.
+        """
         _check_messages(messages)
+        forms = [messages, [*map(_in_parts, messages)], [*map(_as_text, messages)]]
+        results, errors = list[tuple[str, Messages]](), list[HooklineError]()
+        for form in [form for number, form in enumerate(forms) if not number or form != list(messages)]:
+            try:
+                results.append((self.render(form, is_open=is_open), form))
+            except HooklineError as error:
+                errors.append(error)
+            else:
+                if _comes_out(form, results[-1][0]):
+                    return results[-1]
+        if not results:
+            raise errors[0]
+        return results[0]
+
+    def render(self, messages: Messages, *, is_open: bool) -> str:
+        """What the template makes of messages in this form."""
         if not getattr(self._owner, "chat_template", None):
             raise HooklineError(
                 "messages need a chat template, and this model's tokenizer has none: load the chat (instruct) version "
@@ -101,6 +121,30 @@ class Templates:
     def can_render(self) -> bool:
         """Whether there is a template."""
         return bool(getattr(self._owner, "chat_template", None))
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    parts = content_parts(message)
+    if not parts or any(part.get("type") != "text" for part in parts):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in parts)}
+
+
+def _comes_out(messages: Messages, text: str) -> bool:
+    """Whether something of each content is in the text, as it was written."""
+    for message in messages:
+        content: Any = message.get("content") or ""
+        parts = [part["text"] for part in content_parts(message) if isinstance(part.get("text"), str)]
+        words = (content if isinstance(content, str) else " ".join(parts)).split()
+        is_repr = not isinstance(content, str) and repr(content) in text
+        if is_repr or (words and not any(word in text for word in words)):
+            return False
+    return True
 
 
 def _check_messages(messages: Messages) -> None:
