@@ -49,5 +49,5 @@ FAMILIES: dict[str, str] = {
     "contents without markers": "{% for m in messages %}{{ m.content }}{% endfor %}",
     "contents as JSON": "{% for m in messages %}{{ m | tojson }}{{ '\n' }}{% endfor %}",
     "commands cut out": """\
-{% for m in messages %}{{ '[' + m.role + ']' }}{{ m.content.replace('/no_think', '').rstrip() }}{{ '[end]' }}{% endfor %}""",
+{% for m in messages %}{{ '[' + m.role + ']' + m.content.replace('/no_think', '').rstrip() + '[end]' }}{% endfor %}""",
 }

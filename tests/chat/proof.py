@@ -43,7 +43,10 @@ def conversations() -> dict[str, list[dict[str, Any]]]:
         "with a command": [message(USER, "w10 w11 /no_think"), message(ASSISTANT, "w20"), message(USER, "w30")],
         "of one letter each": [message(USER, "w1"), message(ASSISTANT, "w2"), message(USER, "w3")],
         "with an empty answer": [one, message(ASSISTANT, ""), message(USER, "w30")],
-        "as parts": [message(USER, [{"type": "text", "text": "w10 w11"}]), message(ASSISTANT, [{"type": "text", "text": "w20"}])],
+        "as parts": [
+            message(USER, [{"type": "text", "text": "w10 w11"}]),
+            message(ASSISTANT, [{"type": "text", "text": "w20"}]),
+        ],
     }
 
 
@@ -72,9 +75,9 @@ def wrong_turns(model: HookedModel, messages: Messages) -> list[str]:
             is_others = any(start < end and stop > begin for begin, end in never)
             if is_others and index in covered and not any(start < end and stop > begin for begin, end in need):
                 problems.append(f"{role} {k}: token {index} is another message's")
-            if index in covered and not (set(text[start:stop].decode(errors="ignore")) & set(content_of(one)) - set(" \n")):
-                if text[start:stop].isascii():
-                    problems.append(f"{role} {k}: token {index}, {text[start:stop]!r}, is not of the content")
+            shared = {*text[start:stop].decode(errors="ignore")} & {*content_of(one)} - {*" \n"}
+            if index in covered and not shared and text[start:stop].isascii():
+                problems.append(f"{role} {k}: token {index}, {text[start:stop]!r}, is not of the content")
     return problems
 
 
