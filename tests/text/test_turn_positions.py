@@ -174,6 +174,35 @@ def test_what_is_not_there_raises_or_warns(model, positions, words) -> None:
         model.generate(FRANCE, 2, do_sample=False)
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("messages", [FRANCE, LONG, LONG[:3], LONG[1:]])
+def test_a_text_of_the_template_has_turns(messages, is_open) -> None:
+    """Rendered by the user, who has another model object: what was rendered before is not known."""
+    model = hookline.load("tinyworld")
+    model.tokenizer.chat_template = TEMPLATE
+    text = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=is_open)
+    ids = model.to_tokens(text)
+    users = [message["content"].strip() for message in messages if message["role"] == "user"]
+    mask, _ = columns_in(turn("user"), model.module, ids)
+    assert model.to_string(ids[0][mask[0]]) == "".join(users)
+    if not is_open:
+        return
+    hooks = [(POINT, edits.zero(pos=turn("assistant", -1)))]
+    with model.hooks(hooks):
+        written = model.generate(text, 5, do_sample=False)
+        answer = model.generate(messages, 5, do_sample=False)
+    assert written.endswith(answer)
+    assert answer != model.generate(messages, 5, do_sample=False)
+
+
+def test_a_second_bos_does_no_harm() -> None:
+    model = hookline.load("tinyworld")
+    model.tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE
+    ids = model.to_tokens(str(model.text.prompts(FRANCE)), prepend_bos=True)
+    mask, _ = columns_in(turn("user"), model.module, ids)
+    assert model.to_string(ids[0][mask[0]]) == FRANCE[0]["content"]
+
+
 def test_turns_of_a_text_that_is_no_conversation(model) -> None:
     with pytest.raises(HooklineError, match="messages"):
         model.cache("The capital of France is", names_filter=POINT, pos_slice=turn("user"))

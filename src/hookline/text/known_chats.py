@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hookline.errors import HooklineError
 from hookline.text.characters import ranges_in
 from hookline.text.chats import Chat
 
@@ -106,11 +105,3 @@ def known_chat(tokenizer: Any, ids: Sequence[int]) -> KnownChat | None:
 
 def _key(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, dtype=np.int64).tobytes()
-
-
-def unknown_chat(row: int) -> HooklineError:
-    """The error for a text whose turns are not known."""
-    return HooklineError(
-        f"the turns of row {row} are unknown: it was not given as messages, and the chat template does not make such a "
-        f'text. Pass [{{"role": "user", "content": "…"}}, …]'
-    )

@@ -19,7 +19,8 @@ import torch
 from hookline.errors import HooklineError, how_many
 from hookline.text.characters import Characters, characters_of, decoded
 from hookline.text.forward_pass import ForwardPass, Span, tokenizers
-from hookline.text.known_chats import KnownChat, Recent, known_chat, unknown_chat
+from hookline.text.known_chats import KnownChat, Recent, known_chat
+from hookline.text.parsed_chats import parsed_chat
 from hookline.text.token_positions import Lacking, Mask, Meaning, text_so_far, whole_number
 from hookline.text.tokenizer import version
 
@@ -187,9 +188,12 @@ class Turn(TextMeaning):
 
 def chat_of(tokenizer: Any, ids: Sequence[int], row: int) -> KnownChat:
     """The conversation that a text is, or begins with."""
-    known = known_chat(tokenizer, ids)
+    known = known_chat(tokenizer, ids) or parsed_chat(tokenizer, ids)
     if known is None:
-        raise unknown_chat(row)
+        raise HooklineError(
+            f"the turns of row {row} are unknown: it was not given as messages, and is no text of this model's chat "
+            f'template. Pass [{{"role": "user", "content": "…"}}, …]'
+        )
     return known
 
 
