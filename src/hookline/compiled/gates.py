@@ -18,7 +18,7 @@ from hookline.errors import HooklineError
 from hookline.text.forward_pass import ForwardPass, Span
 from hookline.text.generate_calls import Generation
 from hookline.text.token_positions import TokenMeaning, mask_of
-from hookline.text.turn_positions import TextMeaning, Turn, tokenizer_of, written_ids
+from hookline.text.turn_positions import TextMeaning, TurnMeaning, tokenizer_of, written_ids
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Continuation:
             gate.fill_(True)  # a token is its own last occurrence when it is new
             slot.allowed.fill_(False)
             slot.allowed[positions.token_id(self.as_pass())] = True
-        elif isinstance(positions, Turn):
+        elif isinstance(positions, TurnMeaning):
             tokenizer = tokenizer_of(self.as_pass(), positions)
             gate.copy_(torch.tensor(positions.is_being_written(self.as_pass()))[:, None].expand(gate.shape))
             slot.allowed.copy_(torch.tensor(written_ids(tokenizer, len(slot.allowed))))

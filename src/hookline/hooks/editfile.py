@@ -24,7 +24,7 @@ from hookline.errors import HooklineError, InvalidHookError
 from hookline.files.tensorfile import BAD_CONTENT, check_is_file, make_folder, read_json, reason, write_bytes
 from hookline.hooks.data_edits import EDITS, DataEdit
 from hookline.text.token_positions import Meaning, Steps, TokenMeaning, image_tokens, last, new_tokens, step, token
-from hookline.text.turn_positions import Sentence, Turn, Words, sentence, span, turn
+from hookline.text.turn_positions import SentenceMeaning, SpanMeaning, TurnMeaning, sentence, span, turn
 
 FORMAT, VERSION = "hookline.edits", 2
 TABLE, TENSORS = "edits.json", "tensors.safetensors"
@@ -108,11 +108,11 @@ def _encoded_value(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
             return {"token": value.what, "nth": value.nth}
         case Steps(only=int()):
             return {"step": value.only}
-        case Turn():
+        case TurnMeaning():
             return {"turn": value.role, "k": value.k}
-        case Words():
+        case SpanMeaning():
             return {"span": value.words, "k": value.k}
-        case Sentence():
+        case SentenceMeaning():
             return {"sentence": value.k}
         case Meaning():
             return {"meaning": repr(value)}

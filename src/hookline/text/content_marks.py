@@ -25,7 +25,7 @@ _UNASSIGNED = range(0x40000, 0xE0000)
 
 
 class _Mark(NamedTuple):
-    """The character that a mark stands for: in a message, in a part of its content."""
+    """The character that a mark replaces: in a message, in a part of its content."""
 
     message: int
     part: int

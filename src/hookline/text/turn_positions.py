@@ -139,7 +139,7 @@ def _texts_in(what: Meaning, text: ForwardPass, span: Span) -> list[tuple[list[i
 
 
 @dataclass(frozen=True)
-class Turn(TextMeaning):
+class TurnMeaning(TextMeaning):
     """The content of the messages of a role, or of one of them."""
 
     role: str
@@ -218,7 +218,7 @@ def _are_written(tokenizer: Any, ids: Sequence[int]) -> list[bool]:
 
 
 @dataclass(frozen=True)
-class Words(TextMeaning):
+class SpanMeaning(TextMeaning):
     """The tokens of some words, at every place where they stand, or at one of them."""
 
     words: str
@@ -242,7 +242,7 @@ class Words(TextMeaning):
 
 
 @dataclass(frozen=True)
-class Sentence(TextMeaning):
+class SentenceMeaning(TextMeaning):
     """The tokens of one sentence."""
 
     k: int
@@ -302,18 +302,40 @@ def turn(role: str, k: int | None = None) -> Meaning:
 
     The conversation is given as messages: see docs/chat.md. While a model answers, the assistant's last turn is the
     one being written.
+
+    Examples:
+        >>> from hookline.positions import turn
+        >>> model.tokenizer.chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + ' ' }}{% endfor %}"
+        >>> messages = [{"role": "user", "content": "The capital of France is"}]
+        >>> name = "blocks.0.hook_resid_post"
+        >>> model.cache(messages, names_filter=name, pos_slice=turn("user"))[name].shape
+        torch.Size([1, 5, 128])
     """
-    return Turn(_text("role", role), None if k is None else whole_number("k", k))
+    return TurnMeaning(_text("role", role), None if k is None else whole_number("k", k))
 
 
 def span(words: str, k: int | None = None) -> Meaning:
-    """The tokens that overlap these words, at every place where they are, or at the k-th, from the end if negative."""
-    return Words(_text("words", words), None if k is None else whole_number("k", k))
+    """The tokens that overlap these words, at every place where they are, or at the k-th, from the end if negative.
+
+    Examples:
+        >>> from hookline.positions import span
+        >>> name = "blocks.0.hook_resid_post"
+        >>> model.cache("The capital of France is", names_filter=name, pos_slice=span("capital of"))[name].shape
+        torch.Size([1, 2, 128])
+    """
+    return SpanMeaning(_text("words", words), None if k is None else whole_number("k", k))
 
 
 def sentence(k: int) -> Meaning:
-    """The tokens of a sentence, which ends with ".", "?" or "!"; counted over the text, from the end if negative."""
-    return Sentence(whole_number("sentence", k))
+    """The tokens of a sentence, which ends with ".", "?" or "!"; counted over the text, from the end if negative.
+
+    Examples:
+        >>> from hookline.positions import sentence
+        >>> name = "blocks.0.hook_resid_post"
+        >>> model.cache("Mary went home. John sat.", names_filter=name, pos_slice=sentence(-1))[name].shape
+        torch.Size([1, 3, 128])
+    """
+    return SentenceMeaning(whole_number("sentence", k))
 
 
 def _text(name: str, value: Any) -> str:
