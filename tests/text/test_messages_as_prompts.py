@@ -7,7 +7,9 @@ import torch
 
 import hookline
 from hookline import HooklineError, edits, experiments
-from hookline.positions import turn
+from hookline.explore.live_edits import library_edits, script
+from hookline.explore.question import Question
+from hookline.positions import span, token, turn
 from hookline.text.chats import Chat
 
 TEMPLATE = (
@@ -110,6 +112,47 @@ def test_baseline_harvest_probes_and_experiments(model, tmp_path) -> None:
     steered = experiments.steering.generate(model, FRANCE, vectors, layer=2, max_new_tokens=2, pos=turn("assistant"))
     assert steered.plain == [model.generate(FRANCE, 2, do_sample=False)]
     assert "<user>" in repr(steered)
+
+
+def test_metrics_read_positions_by_meaning(model) -> None:
+    other = [{"role": "user", "content": "The capital of Italy is"}]
+    place = model.get_token_position(" is", FRANCE)
+    values = [
+        experiments.patching.sweep(
+            model, FRANCE, other, experiments.metrics.logit_diff(" Paris", " Rome", pos=pos), points="resid_post"
+        ).values
+        for pos in (place, token(" is"), span("is"))
+    ]
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(values[0], values[2])
+    with pytest.raises(HooklineError, match="5 positions in prompt 0"):
+        experiments.patching.sweep(
+            model, FRANCE, other, experiments.metrics.log_prob(" Paris", pos=turn("user")), points="resid_post"
+        )
+
+
+def test_a_harvest_that_cuts_conversations(model, tmp_path) -> None:
+    length = 8
+    store = hookline.harvest(model, [ITALY], POINT, tmp_path / "store", positions=turn("user"), max_tokens=length)
+    ids = model.to_tokens(ITALY)[:, :length]
+    assert model.to_string(ids[0]).startswith("<user>The capital")
+    assert len(store) == len(
+        [text for text in model.to_str_tokens(ids[0]) if text.strip() and text.strip() in ITALY[0]["content"].split()]
+    )
+
+
+def test_the_explorer(model) -> None:
+    explorer = model.explore(FRANCE, ITALY, server=True, browser=False)
+    explorer.close()
+    edit = {"kind": "zero", "point": POINT, "pos": {"turn": "user"}}
+    question = Question.of({"view": "next", "prompt": FRANCE_TEXT, "edits": [edit]})
+    assert question.edits[0].pos == turn("user")
+    ((name, zero),) = library_edits(model, question)
+    expected = model.run_with_hooks(FRANCE, fwd_hooks=[(POINT, edits.zero(pos=turn("user")))])
+    assert torch.equal(model.run_with_hooks(FRANCE_TEXT, fwd_hooks=[(name, zero)]), expected)
+    assert "turn('user')" in script("tinyworld", question)
+    with pytest.raises(HooklineError, match="turn"):
+        Question.of({"view": "next", "prompt": "a", "edits": [{**edit, "pos": {"role": "user"}}]})
 
 
 def test_edits_by_turn_in_a_rerun(model) -> None:

@@ -24,7 +24,7 @@ from hookline.errors import HooklineError, InvalidHookError
 from hookline.files.tensorfile import BAD_CONTENT, check_is_file, make_folder, read_json, reason, write_bytes
 from hookline.hooks.data_edits import EDITS, DataEdit
 from hookline.text.token_positions import Meaning, Steps, TokenMeaning, image_tokens, last, new_tokens, step, token
-from hookline.text.turn_positions import SentenceMeaning, SpanMeaning, TurnMeaning, sentence, span, turn
+from hookline.text.turn_positions import TextMeaning, as_json, from_json
 
 FORMAT, VERSION = "hookline.edits", 2
 TABLE, TENSORS = "edits.json", "tensors.safetensors"
@@ -108,12 +108,8 @@ def _encoded_value(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
             return {"token": value.what, "nth": value.nth}
         case Steps(only=int()):
             return {"step": value.only}
-        case TurnMeaning():
-            return {"turn": value.role, "k": value.k}
-        case SpanMeaning():
-            return {"span": value.words, "k": value.k}
-        case SentenceMeaning():
-            return {"sentence": value.k}
+        case TextMeaning():
+            return as_json(value)
         case Meaning():
             return {"meaning": repr(value)}
     return value
@@ -189,14 +185,10 @@ def _decoded_value(name: str, saved: Any, tensors: dict[str, Tensor]) -> Any:
             return token(what, nth)
         case {"step": k}:
             return step(k)
-        case {"turn": role, "k": k}:
-            return turn(role, k)
-        case {"span": words, "k": k}:
-            return span(words, k)
-        case {"sentence": k}:
-            return sentence(k)
         case {"meaning": str(word)} if word in _WORDS:
             return _WORDS[word]
+        case dict() if (meaning := from_json(saved)) is not None:
+            return meaning
         case dict():
             raise HooklineError(f"{name}: {saved!r} is neither a position nor a tensor of the file")
     return saved

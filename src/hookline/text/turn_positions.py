@@ -297,7 +297,7 @@ def _overlapping(text: Characters, start: int, stop: int) -> list[int]:
     return [index for index, (first, last) in enumerate(text.ranges) if first < stop and last > start]
 
 
-def turn(role: str, k: int | None = None) -> Meaning:
+def turn(role: str, k: int | None = None) -> TextMeaning:
     """The content of the messages of a role, without headers: all of them, or the k-th, from the end if negative.
 
     The conversation is given as messages: see docs/chat.md. While a model answers, the assistant's last turn is the
@@ -314,7 +314,7 @@ def turn(role: str, k: int | None = None) -> Meaning:
     return TurnMeaning(_text("role", role), None if k is None else whole_number("k", k))
 
 
-def span(words: str, k: int | None = None) -> Meaning:
+def span(words: str, k: int | None = None) -> TextMeaning:
     """The tokens that overlap these words, at every place where they are, or at the k-th, from the end if negative.
 
     Examples:
@@ -326,7 +326,7 @@ def span(words: str, k: int | None = None) -> Meaning:
     return SpanMeaning(_text("words", words), None if k is None else whole_number("k", k))
 
 
-def sentence(k: int) -> Meaning:
+def sentence(k: int) -> TextMeaning:
     """The tokens of a sentence, which ends with ".", "?" or "!"; counted over the text, from the end if negative.
 
     Examples:
@@ -336,6 +336,32 @@ def sentence(k: int) -> Meaning:
         torch.Size([1, 3, 128])
     """
     return SentenceMeaning(whole_number("sentence", k))
+
+
+def as_json(meaning: TextMeaning) -> dict[str, Any]:
+    """A position of these kinds as a JSON object."""
+    match meaning:
+        case TurnMeaning():
+            return {"turn": meaning.role, "k": meaning.k}
+        case SpanMeaning():
+            return {"span": meaning.words, "k": meaning.k}
+        case SentenceMeaning():
+            return {"sentence": meaning.k}
+    raise AssertionError(meaning)
+
+
+def from_json(saved: Any) -> TextMeaning | None:
+    """The position that such an object describes; None for any other value."""
+    match saved:
+        case {"turn": role}:
+            made = turn(role, saved.get("k"))
+        case {"span": words}:
+            made = span(words, saved.get("k"))
+        case {"sentence": k}:
+            made = sentence(k)
+        case _:
+            return None
+    return made if saved.keys() <= as_json(made).keys() else None
 
 
 def _text(name: str, value: Any) -> str:
