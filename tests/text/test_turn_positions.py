@@ -195,6 +195,24 @@ def test_a_text_of_the_template_has_turns(messages, is_open) -> None:
     assert answer != model.generate(messages, 5, do_sample=False)
 
 
+def test_a_text_that_begins_like_another_conversation() -> None:
+    """What was asked before is the beginning of what is asked now, which is given as text."""
+    model = hookline.load("tinyworld")
+    model.tokenizer.chat_template = TEMPLATE
+    asked, name = LONG[1:2], "blocks.0.hook_resid_post"
+    for is_open in (False, True):
+        model.to_tokens(model.text.prompts(asked, is_open=is_open))
+    text = model.tokenizer.apply_chat_template(LONG[1:], tokenize=False, add_generation_prompt=True)
+    ids = model.to_tokens(text)
+    mask, _ = columns_in(turn("user"), model.module, ids)
+    assert model.to_string(ids[0][mask[0]]) == "The capital of Italy isThe capital of France is"
+    with model.hooks([(name, edits.zero(pos=turn("assistant", -1)))]):
+        _, cache = model.generate_with_cache(text, 4, names_filter=name, do_sample=False)
+    is_zero = (cache[name][0] == 0).all(-1)
+    assert not is_zero[: ids.shape[1]].any()
+    assert is_zero[ids.shape[1] :].any()
+
+
 def test_a_second_bos_does_no_harm() -> None:
     model = hookline.load("tinyworld")
     model.tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE

@@ -50,6 +50,8 @@ class _Row(NamedTuple):
     columns: list[int]
     """Those that are not padding."""
     ids: tuple[int, ...]
+    prompt_length: int
+    """How many of them are the prompt."""
     covered: dict[int, frozenset[int]]
     """The indices of the tokens that are covered, in the text up to a column."""
 
@@ -63,17 +65,20 @@ class TextMeaning(Meaning):
         """Whether a position may be covered or not as the text goes on."""
         return True
 
-    def places(self, tokenizer: Any, ids: tuple[int, ...], row: int) -> list[range | list[int]]:
-        """The indices of the tokens at each place that is meant, whichever is selected."""
+    def places(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> list[range | list[int]]:
+        """The indices of the tokens at each place that is meant, whichever is selected.
+
+        `count` is how many of the tokens are the prompt; the others are being written.
+        """
         raise NotImplementedError
 
     def number(self) -> int | None:
         """Which of the places is selected; None for all."""
         raise NotImplementedError
 
-    def covered(self, tokenizer: Any, ids: tuple[int, ...], row: int) -> frozenset[int]:
+    def covered(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> frozenset[int]:
         """The indices of the tokens that are covered."""
-        places, number = self.places(tokenizer, ids, row), self.number()
+        places, number = self.places(tokenizer, ids, count), self.number()
         if number is not None:
             places = [places[number]] if number in range(-len(places), len(places)) else []
         return frozenset(index for place in places for index in place)
@@ -92,7 +97,7 @@ class TextMeaning(Meaning):
         """The rows that have no such position so far."""
         tokenizer = tokenizer_of(text, self)
         return {
-            (number, 0): f"{self!r} in row {number}{self.hint(tokenizer, row.ids, number)}"
+            (number, 0): f"{self!r} in row {number}{self.hint(tokenizer, row.ids, row.prompt_length)}"
             for number, row in enumerate(self._rows(text, span))
             if not any(row.covered.values())
         }
@@ -104,18 +109,19 @@ class TextMeaning(Meaning):
         rows, key = _latest.of(text), (self, span.positions, None if span.tokens is None else version(span.tokens))
         if key not in rows or key[-1] is None:
             tokenizer, ends = tokenizer_of(text, self), set(self._ends(text, span))
-            rows[key] = [
-                self._row(tokenizer, number, *row, ends) for number, row in enumerate(_texts_in(self, text, span))
-            ]
+            prompt = text.prompt if text.generation is None else text.generation.prompt
+            texts = _texts_in(self, text, span)
+            rows[key] = [self._row(tokenizer, *row, prompt or span.width, ends) for row in texts]
         return rows[key]
 
-    def _row(self, tokenizer: Any, number: int, columns: list[int], ids: tuple[int, ...], ends: set[int]) -> _Row:
-        counts = {end: bisect_left(columns, end) for end in ends}
-        return _Row(columns, ids, {end: self.covered(tokenizer, ids[:n], number) for end, n in counts.items()})
+    def _row(self, tokenizer: Any, columns: list[int], ids: tuple[int, ...], prompt: int, ends: set[int]) -> _Row:
+        count, lengths = bisect_left(columns, prompt), {end: bisect_left(columns, end) for end in ends}
+        covered = {end: self.covered(tokenizer, ids[:length], count) for end, length in lengths.items()}
+        return _Row(columns, ids, count, covered)
 
-    def hint(self, tokenizer: Any, ids: tuple[int, ...], row: int) -> str:
+    def hint(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> str:
         """What the row has instead, for a message."""
-        places = self.places(tokenizer, ids, row)
+        places = self.places(tokenizer, ids, count)
         return f", which has {how_many(len(places), 'such place')}" if places else ""
 
 
@@ -154,9 +160,9 @@ class TurnMeaning(TextMeaning):
         """Which of the messages of the role."""
         return self.k
 
-    def places(self, tokenizer: Any, ids: tuple[int, ...], row: int) -> list[range | list[int]]:
+    def places(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> list[range | list[int]]:
         """The tokens of each message of the role, in order."""
-        known = chat_of(tokenizer, ids, row)
+        known = chat_of(tokenizer, ids[:count])
         chat = known.chat
         numbers = [number for number, role in enumerate(chat.roles) if role == self.role]
         places: list[range | list[int]] = [
@@ -173,30 +179,42 @@ class TurnMeaning(TextMeaning):
         if self.role != "assistant" or generation is None or generation.tokens is None or generation.mask is None:
             return [False] * text.span.rows
         rows = zip(generation.tokens, generation.mask.bool(), strict=True)
-        chats = [chat_of(tokenizer, ids[real].tolist(), row).chat for row, (ids, real) in enumerate(rows)]
+        chats = [chat_of(tokenizer, ids[real].tolist()).chat for ids, real in rows]
         counts = [chat.roles.count("assistant") if chat.is_open else 0 for chat in chats]
         return [count > 0 and self.k in (None, -1, count - 1) for count in counts]
 
-    def hint(self, tokenizer: Any, ids: tuple[int, ...], row: int) -> str:
+    def hint(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> str:
         """The turns that the row has."""
-        roles = chat_of(tokenizer, ids, row).chat.roles
+        roles = chat_of(tokenizer, ids[:count]).chat.roles
         return ", whose turns are: " + ", ".join(map(repr, roles))
 
     def __repr__(self) -> str:
         return f"turn({self.role!r})" if self.k is None else f"turn({self.role!r}, {self.k})"
 
 
-def chat_of(tokenizer: Any, ids: Sequence[int], row: int) -> KnownChat:
-    """The conversation that a text is, or begins with."""
-    known = known_chat(tokenizer, ids) or parsed_chat(tokenizer, ids)
+def chat_of(tokenizer: Any, ids: Sequence[int]) -> KnownChat:
+    """The conversation that a prompt is, or begins with."""
+    known = found_chat(tokenizer, ids)
     if known is None:
         raise HooklineError(
-            f"the turns of row {row} are unknown: it was not given as messages, and is no text of this model's chat "
-            f'template. Pass [{{"role": "user", "content": "…"}}, …]'
+            f"the turns of the text {decoded(tokenizer, ids)!r:.60} are unknown: it was not given as messages, and is "
+            f'not what the chat template of this model makes. Pass [{{"role": "user", "content": "…"}}, …]'
         )
     return known
 
 
+def found_chat(tokenizer: Any, ids: Sequence[int]) -> KnownChat | None:
+    """The same; None if it is no conversation."""
+    known = known_chat(tokenizer, ids)
+    if known is not None and len(known.ids) >= len(ids):
+        return known
+    # A part of it may be another conversation, which went on in another way.
+    template = getattr(tokenizer, "chat_template", None)
+    parsed = _parsed.made(tokenizer, (repr(template), *ids), lambda: (parsed_chat(tokenizer, ids),))[0]
+    return known if parsed is None else parsed
+
+
+_parsed = Recent(1 << 8)
 _written = Recent(1 << 16)
 
 
@@ -228,7 +246,7 @@ class SpanMeaning(TextMeaning):
         """Which of the places."""
         return self.k
 
-    def places(self, tokenizer: Any, ids: tuple[int, ...], row: int) -> list[range | list[int]]:  # noqa: ARG002
+    def places(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> list[range | list[int]]:  # noqa: ARG002
         """The tokens at each place where the words are."""
         text = _characters(tokenizer, ids)
         words = self.words
@@ -251,10 +269,10 @@ class SentenceMeaning(TextMeaning):
         """Which sentence."""
         return self.k
 
-    def places(self, tokenizer: Any, ids: tuple[int, ...], row: int) -> list[range | list[int]]:  # noqa: ARG002
+    def places(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> list[range | list[int]]:
         """The tokens of each sentence: of the messages of a conversation, of any other text without special tokens."""
         text, places = _characters(tokenizer, ids), list[range | list[int]]()
-        for first, last in _passages(tokenizer, ids):
+        for first, last in _passages(tokenizer, ids, count):
             start, stop = text.ranges[first][0], text.ranges[last][1]
             for match in _SENTENCE.finditer(text.text[:stop], start):
                 places.append(_overlapping(text, *_without_space(text.text, *match.span())))
@@ -264,9 +282,9 @@ class SentenceMeaning(TextMeaning):
         return f"sentence({self.k})"
 
 
-def _passages(tokenizer: Any, ids: tuple[int, ...]) -> list[tuple[int, int]]:
+def _passages(tokenizer: Any, ids: tuple[int, ...], count: int) -> list[tuple[int, int]]:
     """The first and the last token of each part of a text that has sentences."""
-    known = known_chat(tokenizer, ids)
+    known = found_chat(tokenizer, ids[:count])
     keys: list[Any] = [None if token_id in tokenizer.all_special_ids else 0 for token_id in ids]
     if known is not None:
         inside = [min(owners, default=None) for owners in known.owners[: len(ids)]]
