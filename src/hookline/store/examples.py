@@ -175,9 +175,9 @@ def as_sample(item: Any) -> Tensor:
     return item.detach().cpu().contiguous()
 
 
-def as_text(item: Any, text: Text) -> str | Tokens:
-    """Convert an item to an example for a language model: a text, or its tokens without padding."""
-    item = text.prompts(item)
+def as_text(item: Any, text: Text | None = None) -> str | Tokens:
+    """Convert an item to an example for a language model: text (also of a conversation), or its tokens."""
+    item = item if text is None else text.prompts(item)
     if isinstance(item, str):
         return item
     fields = item if isinstance(item, Mapping) else {"input_ids": item}
