@@ -23,7 +23,7 @@ EDITS = {
     *("zero", "mean", "replace", "add", "scale", "noise", "freeze", "project_out", "reflect"),
     *("save", "load", "DataEdit"),
 }
-POSITIONS = {"at", "last", "token", "image_tokens", "new_tokens", "step", "Positions"}
+POSITIONS = {"at", "last", "token", "image_tokens", "turn", "span", "sentence", "new_tokens", "step", "Positions"}
 
 
 def test_the_front_door() -> None:

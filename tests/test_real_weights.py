@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import hookline
-from hookline import HookedModel, HooklineError, sae
+from hookline import HookedModel, HooklineError, at, sae
 from hookline.experiments import ablation, metrics
+from hookline.positions import turn
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,6 +50,35 @@ def test_the_indirect_object(model) -> None:
     assert torch.equal(logits, model.module(model.to_tokens(prompt)).logits)
     assert model.to_string([logits[0, -1].argmax()]) == " Mary"
     assert {"blocks.29.hook_resid_post", "blocks.0.attn.hook_pattern", "unembed.hook_out"} <= set(cache)
+
+
+@torch.no_grad()
+def test_a_conversation(model) -> None:
+    """Its template marks no tokens of the assistant, and writes a system prompt of its own."""
+    name = "blocks.14.hook_resid_post"
+    chats = {
+        country: [
+            {"role": "user", "content": f"What is the capital of {country}?"},
+            {"role": "assistant", "content": "The capital of that country is"},
+        ]
+        for country in ("France", "Italy")
+    }
+    france, italy = (model.cache(chat, names_filter=name)[name] for chat in chats.values())
+    words = model.cache(chats["France"], names_filter=name, pos_slice=turn("user"))[name]
+    assert words.shape[1] == len(model.tokenizer.tokenize("What is the capital of France?"))
+    place = model.get_token_position(" is", chats["France"], mode="last")
+    paris, rome = map(model.to_single_token, (" Paris", " Rome"))
+    hooks = [(name, at(turn("user"), lambda x: italy))]
+    patched = model.run_with_hooks(chats["France"], fwd_hooks=hooks)[0, place]
+    assert patched[rome] > patched[paris]
+    assert france.shape == italy.shape
+    asked = chats["France"][:1]
+    acted: list[int] = []
+    with model.hooks([(name, at(turn("assistant"), lambda x, hook: acted.append(hook.step)))]):
+        answer = model.generate(asked, 6, do_sample=False)
+    assert "Paris" in answer
+    assert acted == [1, 2, 3, 4, 5]
+    assert model(chats["France"])[0, place].argmax() == paris
 
 
 @torch.no_grad()

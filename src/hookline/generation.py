@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hookline.engine import Record, Recorder, Run, compiling, open_runs
 from hookline.errors import HooklineError
+from hookline.text.chats import Chat
 from hookline.text.forward_pass import begin_pass, whole_text
 from hookline.text.generate_calls import check_generated_output, check_generation
 from hookline.text.joining import joined_steps
@@ -83,15 +84,28 @@ class GenerationMethods(ModelInputs):
         sampling repeatable, and leaves torch's own random state as it was.
         """
         is_ids = input is None or isinstance(input, Tensor)
+        prompt, images = self._read(input, images, is_open=True)
         why_tokens = "" if is_ids else "text returns text; pass token ids, model.to_tokens(…)"
         check_generated_output(self.module, kwargs, why_tokens=why_tokens)
-        ids, inputs = self._prompt(input, max_new_tokens, attention_mask, images, kwargs)
+        ids, inputs = self._prompt(prompt, max_new_tokens, attention_mask, images, kwargs)
         with _seeded(seed, ids.device):
             new = self._continued(ids, inputs, max_new_tokens)
         if is_ids:
             return new
+        return self._texts(prompt, ids, new)
+
+    def _texts(self, input: Any, ids: Tensor, new: Tensor) -> str | list[str]:
+        """What was written: for texts with the prompt, for conversations the answer only."""
+        prompts = [input] if isinstance(input, str) else list(input)
+        copies = len(new) // len(prompts)
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        for row in range(len(new)):
+            if isinstance(prompts[row // copies], Chat):
+                texts[row] = self.tokenizer.decode(new[row, self._prompt_length(ids) :], skip_special_tokens=True)
         return texts[0] if isinstance(input, str) else texts
+
+    def _prompt_length(self, ids: Tensor) -> int:
+        return 0 if self.anatomy.is_encoder_decoder else ids.shape[1]
 
     def _prompt(
         self, input: Any, max_new_tokens: int, attention_mask: Tensor | None, images: Any, kwargs: dict[str, Any]
@@ -155,7 +169,8 @@ class GenerationMethods(ModelInputs):
         recorder = Recorder(points, device, dtype, skips_missing=names_filter is None)
         if any(point.canonical_name.startswith("unembed.") for point in points):
             kwargs["logits_to_keep"] = 0  # generate would compute the prompt's last logits only
-        ids, inputs = self._prompt(input, max_new_tokens, kwargs.pop("attention_mask", None), None, kwargs)
+        prompt, images = self._read(input, kwargs.pop("images", None), is_open=True)
+        ids, inputs = self._prompt(prompt, max_new_tokens, kwargs.pop("attention_mask", None), images, kwargs)
         with Run(self._points.root, [Record(point, recorder) for point in points], held=self._points.held):
             with _seeded(inputs.pop("seed", None), ids.device):
                 new = self._continued(ids, inputs, max_new_tokens)
@@ -167,9 +182,8 @@ class GenerationMethods(ModelInputs):
         if mask is not None:
             mask = torch.nn.functional.pad(mask, (0, new.shape[1] - 1 - mask.shape[1]), value=1)
         cache.forward_pass = whole_text(self._points.root, new[:, :-1], mask)
-        is_ids = input is None or isinstance(input, Tensor)
-        texts = new if is_ids else self.tokenizer.batch_decode(new, skip_special_tokens=True)
-        return (texts[0] if isinstance(input, str) else texts), cache
+        is_ids = prompt is None or isinstance(prompt, Tensor)
+        return new if is_ids else self._texts(prompt, ids, new), cache
 
     def stream(
         self,
@@ -188,16 +202,19 @@ class GenerationMethods(ModelInputs):
         Hooks fire as in `generate`. Options are those that choose a token: do_sample, temperature, top_k, top_p, and
         eos_token_id.
         """
-        if not isinstance(input, str | Tensor):
-            raise HooklineError("stream takes one text or a tensor of token ids; for several texts use generate")
+        prompt, images = self._read(input, kwargs.pop("images", None), is_open=True)
+        if not isinstance(prompt, str | Tensor):
+            raise HooklineError(
+                "stream takes one text, one list of messages or a tensor of token ids; for several texts use generate"
+            )
         _check_seed(seed)
-        ids, inputs = self._prompt(input, max_new_tokens, attention_mask, None, kwargs)
+        ids, inputs = self._prompt(prompt, max_new_tokens, attention_mask, images, kwargs)
         executor = import_module("hookline.compiled.executor")
         runs = self._graphs or executor.uncompiled_runs(self._points)
         steps = runs.stream(
             ids, {"max_new_tokens": max_new_tokens, **inputs}, seed, is_compiled=self._graphs is not None
         )
-        return self._pieces(steps) if isinstance(input, str) else steps
+        return self._pieces(steps) if isinstance(prompt, str) else steps
 
     def _pieces(self, columns: Iterator[Tensor]) -> Iterator[str]:
         """The text of each new token; of a character that takes several tokens, once it is complete."""

@@ -136,7 +136,8 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         id_count = n_ids(self.module, self.anatomy) or self.cfg.d_vocab
         text: Text | None = vars(self).get("_text")
         if text is None or text.n_ids != id_count or text.tokenizer is not self.tokenizer:
-            text = vars(self)["_text"] = Text(self.tokenizer, n_ctx=self.cfg.n_ctx, n_ids=id_count)
+            n_ctx = self.cfg.n_ctx
+            text = vars(self)["_text"] = Text(self.tokenizer, n_ctx=n_ctx, n_ids=id_count, processor=self.processor)
         return text
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -292,9 +293,10 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
 
     def _one_input(self, input: Any, images: Images | None) -> dict[str, Any]:
         """Keyword inputs from a prompt with or without images, or from keyword inputs; no others are added."""
-        if isinstance(input, Mapping) or images is not None:
-            return dict(self.to_inputs(input, images) if images is not None else input)
-        ids, mask = self._inputs(input, None, None)
+        prompt, images = self._read(input, images)
+        if isinstance(prompt, Mapping) or images is not None:
+            return dict(self.to_inputs(prompt, images) if images is not None else prompt)
+        ids, mask = self._inputs(prompt, None, None)
         return {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
 
     def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
@@ -324,8 +326,9 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         With `images` the model runs once, because shapes of image inputs cannot be inferred without data.
         """
         check_counts(new_tokens=new_tokens, texts=texts)
+        prompt, images = self._read(input, images)
         if images is None:
-            inputs = self._for_plan(input)
+            inputs = self._for_plan(prompt)
             if new_tokens and isinstance(inputs, dict) and "input_ids" in inputs:
                 self._check_room(inputs["input_ids"].shape[-1] + new_tokens)
             plan = super().plan(names_filter, fwd_hooks, bwd_hooks, inputs)
@@ -336,7 +339,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
                 return plan
             hooks = self._hook_actions(fwd_hooks, bwd_hooks)
             return runs.annotated(plan, hooks, [self._points.find(row.name) for row in plan if row.use == "cache"])
-        return with_shapes(self, super().plan(names_filter, fwd_hooks, bwd_hooks), self.to_inputs(input, images))
+        return with_shapes(self, super().plan(names_filter, fwd_hooks, bwd_hooks), self.to_inputs(prompt, images))
 
     def points(self, names_filter: Filter = None, input: Any = None, *, images: Images | None = None) -> Plan:
         """The points as a table; with an input, text, tokens or text with images (see `plan`), also their shapes.
@@ -350,9 +353,10 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
             blocks.3.attn.hook_z  Conv1D  b p h e  [1, 1, 8, 16]
             4 points at 4 modules
         """
+        prompt, images = self._read(input, images)
         if images is None:
-            return super().points(names_filter, self._for_plan(input))
-        return with_shapes(self, super().points(names_filter), self.to_inputs(input, images))
+            return super().points(names_filter, self._for_plan(prompt))
+        return with_shapes(self, super().points(names_filter), self.to_inputs(prompt, images))
 
     def example_tokens(self) -> Int[Tensor, "batch pos"]:
         """Two short rows of token ids, for trying things out."""

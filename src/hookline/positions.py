@@ -9,13 +9,16 @@
     ...     text = model.generate(prompt, max_new_tokens=2)
 
 `last` is the last token of each row that is not padding, `new_tokens` are those of a generation after the prompt, and
-`image_tokens` those of images. `at`, `last` and `token` are also in `hookline` itself. See docs/transformers.md.
+`image_tokens` those of images. `turn("user")` is what the messages of a role say (docs/chat.md), `span("the store")`
+the tokens of some words, and `sentence(0)` a sentence. `at`, `last` and `token` are also in `hookline` itself. See
+docs/transformers.md.
 """
 
 from hookline.text.at_positions import at
 from hookline.text.token_positions import Positions, image_tokens, last, new_tokens, step, token
+from hookline.text.turn_positions import sentence, span, turn
 
-__all__ = ["at", "last", "token", "image_tokens", "new_tokens", "step", "Positions"]
+__all__ = ["at", "last", "token", "turn", "span", "sentence", "image_tokens", "new_tokens", "step", "Positions"]
 
 
 def __dir__() -> list[str]:

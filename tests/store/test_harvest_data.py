@@ -136,7 +136,7 @@ def test_what_the_model_does_not_take_does_not_matter(tmp_path) -> None:
         (["a", (3, "Mary")], "example 1: .*column=0"),
         ([["a", "b"]], "example 0: .*list of 2"),
         ([[[1, 2], [3]]], "example 0: .*list of 2"),
-        ([[{"role": "user", "content": "x"}]], "example 0: .*apply_chat_template"),
+        ([[{"role": "user", "content": "x"}]], "example 0: .*chat_template"),
         ([b"x"], "example 0: .*decode"),
         ([{"id": 1, "text": "a"}], "example 0: .*several columns"),
         ({"train": ["a"], "test": ["b"]}, "pass one of them"),

@@ -21,7 +21,7 @@ import hookline
 from hookline import at
 from hookline.cli import app
 from hookline.errors import HooklineError
-from hookline.positions import image_tokens
+from hookline.positions import image_tokens, turn
 from hookline.vision.images import as_image
 from hookline.vision.inputs import images_per_prompt
 
@@ -406,6 +406,29 @@ def test_chats(name) -> None:
     assert "what is it ?" in model.to_chat("what is it ?")
     with pytest.raises(HooklineError, match="omit images"):
         model.to_chat(messages, images=1)
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_messages_with_images(name) -> None:
+    """Images in the messages are images of the prompt; turns cover the words, not the images."""
+    model, image = seeing(name), noise()
+    bare = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it ?"}]}]
+    messages = [{"role": "user", "content": [{"type": "image", "image": image}, bare[0]["content"][1]]}]
+    inputs = model.to_inputs(messages)
+    text = model.text.prompts(bare)
+    expected = model.to_inputs(str(text), images=[image], prepend_bos=False)
+    assert torch.equal(inputs["input_ids"], expected["input_ids"])
+    assert torch.equal(model(messages), model(**expected))
+    assert torch.equal(model(bare, images=[image]), model(**expected))
+    positions = model.cache(messages, names_filter="blocks.0.hook_resid_post", pos_slice=turn("user"))
+    words = model.tokenizer("what is it ?", add_special_tokens=False)["input_ids"]
+    assert positions["blocks.0.hook_resid_post"].shape[1] == len(words)
+    if not model.anatomy.is_encoder_decoder:
+        answer = model.generate(messages, 2, do_sample=False)
+        assert isinstance(answer, str)
+        assert model.generate([messages, messages], 2, do_sample=False) == [answer, answer]
+    with pytest.raises(HooklineError, match="leave out images"):
+        model(messages, images=[image])
 
 
 def test_a_chat_without_a_template(llava) -> None:

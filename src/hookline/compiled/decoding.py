@@ -107,7 +107,8 @@ class DecodeState:
         for layer in () if cache is None else cache.layers:
             layer.cumulative_length = self.column
         self.sampler = Sampler(rows, vocab, device)
-        self.clock = Clock(rows, length, device, self.column, self.token)
+        ids = max(vocab, module.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+        self.clock = Clock(rows, length, device, self.column, self.token, ids)
         parameter_names = parameters_of(module)[0]
         self.takes_positions, self.keeps_logits = "position_ids" in parameter_names, "logits_to_keep" in parameter_names
         # Biases are added to all keys of the cache, those of later columns too, and counted by the mask.

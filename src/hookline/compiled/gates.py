@@ -18,6 +18,7 @@ from hookline.errors import HooklineError
 from hookline.text.forward_pass import ForwardPass, Span
 from hookline.text.generate_calls import Generation
 from hookline.text.token_positions import TokenMeaning, mask_of
+from hookline.text.turn_positions import TextMeaning, TurnMeaning, tokenizer_of, written_ids
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Continuation:
         """Write the gate of an edit for the new positions."""
         positions, start = positions_of(action), self.prompt.shape[1]
         slot.gate.zero_()
-        slot.wanted.fill_(-1)
+        slot.allowed.fill_(True)
         if self.stop <= start:
             return
         gate = slot.gate[:, start : self.stop]
@@ -54,7 +55,14 @@ class Continuation:
             if positions.nth != -1:
                 raise HooklineError(f"{positions!r} counts the tokens before it")
             gate.fill_(True)  # a token is its own last occurrence when it is new
-            slot.wanted.fill_(positions.token_id(self.as_pass()))
+            slot.allowed.fill_(False)
+            slot.allowed[positions.token_id(self.as_pass())] = True
+        elif isinstance(positions, TurnMeaning):
+            tokenizer = tokenizer_of(self.as_pass(), positions)
+            gate.copy_(torch.tensor(positions.is_being_written(self.as_pass()))[:, None].expand(gate.shape))
+            slot.allowed.copy_(torch.tensor(written_ids(tokenizer, len(slot.allowed))))
+        elif isinstance(positions, TextMeaning):
+            raise HooklineError(f"{positions!r} depends on the tokens before it")
         else:
             with in_pass(self.as_pass()):
                 gate.copy_(mask_of(positions, action.point, *gate.shape))

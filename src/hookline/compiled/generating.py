@@ -287,7 +287,4 @@ def _restore(tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
 
 def _acts(slot: Slot, tokens: Tensor, start: int, stop: int) -> bool:
     """Whether an edit is on at one of these positions of the text."""
-    is_on = slot.gate[:, start:stop]
-    if int(slot.wanted) >= 0:
-        is_on = is_on & (tokens[:, start:stop] == slot.wanted)
-    return bool(is_on.any())
+    return bool((slot.gate[:, start:stop] & slot.allowed[tokens[:, start:stop]]).any())

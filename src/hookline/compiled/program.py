@@ -64,6 +64,7 @@ class Clock:
     device: torch.device
     column: Tensor | None = None
     token: Tensor | None = None
+    vocab: int = 0
 
 
 class Slot:
@@ -76,7 +77,8 @@ class Slot:
         lead = ((1, 1), (clock.rows, 1), (clock.rows, clock.width))[spec.spread]
         shape = (*lead, *features.shape)
         self.gate = fixed(torch.zeros(clock.rows, clock.width, dtype=torch.bool, device=clock.device))
-        self.wanted = fixed(torch.full((), -1, device=clock.device))
+        self.allowed = fixed(torch.ones(clock.vocab, dtype=torch.bool, device=clock.device))
+        """At which tokens the edit acts, where the gate is open."""
         if self.kind in ("affine", "any"):
             self.keep = fixed(torch.ones(shape, dtype=wide, device=clock.device))
             self.add = fixed(torch.zeros(shape, dtype=wide, device=clock.device))
@@ -114,13 +116,13 @@ class Slot:
         """The tensors that a slot of this kind reads."""
         tables = () if self.kind == "function" else (self.keep, self.add) if self.kind != "project" else ()
         more = (self.unit, self.where) if self.kind in ("project", "any") else ()
-        return (self.gate, self.wanted, *tables, *more)
+        return (self.gate, self.allowed, *tables, *more)
 
     def _is_on(self) -> Tensor:
         clock = self.clock
         if clock.column is None or clock.token is None:
             return self.gate
-        return self.gate.index_select(1, clock.column) & ((self.wanted < 0) | (clock.token == self.wanted))
+        return self.gate.index_select(1, clock.column) & self.allowed[clock.token]
 
     def _traced(self, x: Tensor) -> Tensor:
         argument = x.clone()

@@ -38,6 +38,7 @@ from hookline.experiments.core.logit_reads import (
     at_position,
     checked_answers,
     checked_position,
+    columns_meant,
     columns_of,
     divergence,
     log_probs,
@@ -47,11 +48,12 @@ from hookline.experiments.core.logit_reads import (
     warn_of_missing_space,
     weighted_mean,
 )
+from hookline.text.token_positions import Meaning
 from hookline.transformer.precision import upcast
 
 MetricFunction: TypeAlias = Callable[[Tensor], Tensor]
 Tokens: TypeAlias = int | str | Sequence[int | str | Sequence[int]] | Int[Tensor, " batch"] | Int[Tensor, "batch token"]
-Position: TypeAlias = int | Sequence[int] | Int[Tensor, " batch"]
+Position: TypeAlias = int | Sequence[int] | Int[Tensor, " batch"] | Meaning
 
 METRICS: dict[str, type[Metric]] = {}
 """Every metric by its name. A subclass of `Metric` adds itself."""
@@ -109,7 +111,9 @@ class Metric:
         }
         for name in self.fields_of("position"):
             if getattr(self, name) is not None:
-                changes[name] = columns_of(getattr(self, name), torch.ones_like(tokens) if mask is None else mask)
+                pos, real = getattr(self, name), torch.ones_like(tokens) if mask is None else mask
+                is_meaning = isinstance(pos, Meaning)
+                changes[name] = columns_meant(pos, model, tokens, real) if is_meaning else columns_of(pos, real)
         for name in self.fields_of("answer") if isinstance(changes.get("pos"), int | Tensor) else ():
             warn_of_missing_space(getattr(self, name), model, tokens, changes["pos"])
         return replace(self, **changes)

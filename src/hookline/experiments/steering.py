@@ -30,6 +30,7 @@ from hookline.experiments.result import Result
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
+from hookline.text.chats import is_conversation
 from hookline.text.outliers import Outliers, Outlying
 from hookline.text.token_positions import Positions, new_tokens
 
@@ -290,7 +291,7 @@ def generate(
     """
     if isinstance(prompts, Mapping):
         raise HooklineError("pass the text and its images separately: steering.generate(model, text, …, images=[…])")
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    texts: list[Any] = [prompts] if isinstance(prompts, str) or is_conversation(prompts) else list(prompts)
     _check_generation(model, seed, kwargs)
     layer = layer_number(layer, model.cfg.n_layers)
     vectors = vector if isinstance(vector, Directions) else Directions.bare(vector, layer)
@@ -308,7 +309,7 @@ def generate(
     plain = _written(
         model, texts, max_new_tokens, seed or 0, kwargs
     )  # second: a graph with the edit can run without it
-    return Steered(texts, plain, steered)
+    return Steered(model.text.prompts(texts, is_open=True), plain, steered)
 
 
 def _check_generation(model: HookedModel, seed: int | None, kwargs: dict[str, Any]) -> None:
@@ -325,7 +326,7 @@ def _check_generation(model: HookedModel, seed: int | None, kwargs: dict[str, An
         raise HooklineError(f"seed={seed!r} has no effect without sampling: pass do_sample=True, or leave out seed")
 
 
-def _written(model: HookedModel, texts: list[str], count: int, seed: int | None, kwargs: dict[str, Any]) -> list[str]:
+def _written(model: HookedModel, texts: list[Any], count: int, seed: int | None, kwargs: dict[str, Any]) -> list[str]:
     devices = [model.cfg.device] if model.cfg.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         torch.manual_seed(seed or 0)

@@ -29,6 +29,8 @@ from hookline.files.tensorfile import write_bytes
 from hookline.model import HookedModel
 from hookline.pages.document import document
 from hookline.store import Store
+from hookline.text.chats import Chat, Messages
+from hookline.vision.image_methods import without_second_bos
 from hookline.vision.images import ImageLike
 
 __all__ = ["Explorer", "explore", "export_page", "first_prompts", "in_notebook", "serve"]
@@ -97,8 +99,8 @@ class Explorer:
 
 def explore(
     model: HookedModel,
-    prompt: str = "",
-    other: str = "",
+    prompt: str | Messages = "",
+    other: str | Messages = "",
     *,
     images: Sequence[ImageLike] = (),
     other_images: Sequence[ImageLike] = (),
@@ -114,14 +116,15 @@ def explore(
 
     Returns an `ExplorerWidget` or an `Explorer`. `server=True` is the server (with `port` and `browser`), False the
     widget (with `height`, in pixels), and None the widget if `in_notebook()`. `other` is a second prompt to compare
-    with. `images` go in with the prompt, for a vision-language model; `other_images` with the second, whose images are
-    otherwise those of the first. `name` is what "Copy as Python" loads the model by. `saes` are sparse autoencoders or
-    their folders: one, several, or by point. `store` is a store of activations at their points, for the top contexts of
-    features.
+    with. Both may be lists of messages, which are shown as text. `images` go in with the prompt, for a vision-
+    language model; `other_images` with the second, whose images are otherwise those of the first. `name` is what
+    "Copy as Python" loads the model by. `saes` are sparse autoencoders or their folders: one, several, or by point.
+    `store` is a store of activations at their points, for the top contexts of features.
     """
-    _check(model, prompt, other)
+    first, second = _as_text(model, prompt), _as_text(model, other)
+    _check(model, first, second)
     name = model.cfg.model_name if name is None else name
-    state, paths = _first_state(model, prompt, other, images, other_images)
+    state, paths = _first_state(model, first, second, images, other_images)
     attached = AttachedSaes.given(model, saes, store)
     session = Session(model, name, saes=attached, paths=paths)
     if not (not in_notebook() if server is None else server):
@@ -131,6 +134,12 @@ def explore(
     if browser:
         webbrowser.open(explorer._server.link)
     return explorer
+
+
+def _as_text(model: HookedModel, prompt: Any) -> Any:
+    """A conversation as the text that the page shows; any other prompt as it is."""
+    text = prompt if isinstance(prompt, str) else model.text.prompts(prompt)
+    return without_second_bos(model.tokenizer, str(text)) if isinstance(text, Chat) else prompt
 
 
 def in_notebook() -> bool:
@@ -175,9 +184,10 @@ def export_page(
     store: str | os.PathLike[str] | Store | None = None,
 ) -> Path:
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
-    _check(model, prompt, other)
+    first, second = _as_text(model, prompt), _as_text(model, other)
+    _check(model, first, second)
     name = model.cfg.model_name if name is None else name
-    state, paths = _first_state(model, prompt, other, images, other_images)
+    state, paths = _first_state(model, first, second, images, other_images)
     attached = AttachedSaes.given(model, saes, store)
     data = page_data(model, name, [Step(state)], paths=paths, saes=attached)
     write_bytes(Path(path), document(data).encode(), "the page")

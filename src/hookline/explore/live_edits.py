@@ -19,6 +19,7 @@ from hookline.explore.image_script import image_lines
 from hookline.explore.prompt_inputs import GivenPrompt, keywords, other_of, prompt_of, tokens_in
 from hookline.explore.question import LiveEdit, Question
 from hookline.model import HookedModel
+from hookline.text.token_positions import Meaning
 
 Hooks = list[Any]
 """Edits as `(name, edit)` pairs, and splices of autoencoders: what `run_with_hooks(fwd_hooks=…)` takes."""
@@ -135,6 +136,8 @@ def script(name: str, question: Question, paths: Mapping[str, str] | None = None
     lines = [*imports, "import hookline", *(["from hookline import edits"] if question.active else [])]
     lines += ["from hookline.experiments import steering"] if needs_steering else []
     saes = script_saes(question)
+    has_meanings = any(isinstance(edit.pos, Meaning) for edit in question.active)
+    lines += ["from hookline.positions import sentence, span, turn"] if has_meanings else []
     lines += ["from hookline.sae import SparseAutoencoder"] if saes else []
     lines += ["", f"model = hookline.load({name!r})", f"prompt = {question.prompt!r}"]
     lines += [f"other = {question.other!r}"] if needs_other else []

@@ -9,6 +9,8 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 from hookline.errors import HooklineError
 from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.image_files import MOST_IMAGES
+from hookline.text.token_positions import Meaning
+from hookline.text.turn_positions import from_json
 
 Kind: TypeAlias = Literal["zero", "scale", "set", "mean", "patch", "steer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -18,7 +20,7 @@ MOST_EDITS = 200
 MOST_TEXT = 200_000
 
 _OPTIONAL_INT: dict[str, Any] = {"types": (int, type(None))}
-_POSITIONS: dict[str, Any] = {"types": (int, list, type(None))}
+_POSITIONS: dict[str, Any] = {"types": (int, list, dict, type(None))}
 _IMAGES: dict[str, Any] = {"types": (list,)}
 _TEXT: dict[str, Any] = {"types": (str,)}
 
@@ -29,7 +31,8 @@ class LiveEdit:
 
     `amount` is the factor of "scale", the value of "set" and the coefficient of "steer"; `positive` and `negative` are
     the prompts that a steering vector is made from. "patch" writes the activation of the other prompt, "mean" the mean
-    over the positions of the prompt. `pos` is a position, several, or None: all. With `feature`, the edit is of that
+    over the positions of the prompt. `pos` is a position, several, or None: all; as JSON also {"turn": "user"},
+    {"span": "some words"} or {"sentence": 0}. With `feature`, the edit is of that
     feature of the autoencoder named `sae`.
     """
 
@@ -37,7 +40,7 @@ class LiveEdit:
     point: str = field(metadata=_TEXT)
     head: int | None = field(default=None, metadata=_OPTIONAL_INT)
     neuron: int | None = field(default=None, metadata=_OPTIONAL_INT)
-    pos: int | tuple[int, ...] | None = field(default=None, metadata=_POSITIONS)
+    pos: int | tuple[int, ...] | Meaning | None = field(default=None, metadata=_POSITIONS)
     amount: float = field(default=1.0, metadata={"types": (int, float)})
     positive: str = field(default="", metadata=_TEXT)
     negative: str = field(default="", metadata=_TEXT)
@@ -70,6 +73,10 @@ class LiveEdit:
             if not pos or len(pos) > MOST_TEXT or not all(type(position) is int for position in pos):
                 raise HooklineError(f"pos of an edit is a position, or a list of positions, got {pos!r:.80}")
             values["pos"] = tuple(pos)
+        elif isinstance(pos, dict):
+            values["pos"] = from_json(pos)
+            if values["pos"] is None:
+                raise HooklineError(f'pos of an edit is not {pos!r:.80}: write {{"turn": "user"}}, for example')
         return cls(**values)
 
 

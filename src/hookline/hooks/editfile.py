@@ -24,6 +24,7 @@ from hookline.errors import HooklineError, InvalidHookError
 from hookline.files.tensorfile import BAD_CONTENT, check_is_file, make_folder, read_json, reason, write_bytes
 from hookline.hooks.data_edits import EDITS, DataEdit
 from hookline.text.token_positions import Meaning, Steps, TokenMeaning, image_tokens, last, new_tokens, step, token
+from hookline.text.turn_positions import TextMeaning, as_json, from_json
 
 FORMAT, VERSION = "hookline.edits", 2
 TABLE, TENSORS = "edits.json", "tensors.safetensors"
@@ -107,6 +108,8 @@ def _encoded_value(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
             return {"token": value.what, "nth": value.nth}
         case Steps(only=int()):
             return {"step": value.only}
+        case TextMeaning():
+            return as_json(value)
         case Meaning():
             return {"meaning": repr(value)}
     return value
@@ -184,6 +187,8 @@ def _decoded_value(name: str, saved: Any, tensors: dict[str, Tensor]) -> Any:
             return step(k)
         case {"meaning": str(word)} if word in _WORDS:
             return _WORDS[word]
+        case dict() if (meaning := from_json(saved)) is not None:
+            return meaning
         case dict():
             raise HooklineError(f"{name}: {saved!r} is neither a position nor a tensor of the file")
     return saved

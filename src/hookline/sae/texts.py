@@ -32,6 +32,7 @@ def text_batches(
     The rows have the shape that the autoencoder takes. Texts are padded on the right, and padding has no rows. Empty
     texts are numbered, but skipped, as in a harvest.
     """
+    texts = model.text.prompts(texts)
     if isinstance(texts, str):
         raise HooklineError("texts must be a list of texts, not a single text")
     check_count("batch_size", batch_size)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError, StoreError, a_type
 from hookline.store.manifest import Manifest, Progress
+from hookline.text.tokenizer import Text
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,9 @@ def as_sample(item: Any) -> Tensor:
     return item.detach().cpu().contiguous()
 
 
-def as_text(item: Any) -> str | Tokens:
-    """Convert an item to an example for a language model: a text, or its tokens without padding."""
+def as_text(item: Any, text: Text | None = None) -> str | Tokens:
+    """Convert an item to an example for a language model: text (also of a conversation), or its tokens."""
+    item = item if text is None else text.prompts(item)
     if isinstance(item, str):
         return item
     fields = item if isinstance(item, Mapping) else {"input_ids": item}
@@ -204,8 +206,6 @@ def _advice(example: Any) -> str:
         return f"columns {list(example)}: choose one with column=…"
     if not isinstance(example, list | tuple):
         return f"{example!r:.60}" + (": decode it first" if isinstance(example, bytes) else "")
-    if example and all(isinstance(message, Mapping) and "role" in message for message in example):
-        return "a chat: convert it to text with tokenizer.apply_chat_template(messages, tokenize=False)"
     if isinstance(example, tuple):
         return f"{len(example)} items in a tuple: choose one with column=0 …"
     return f"a list of {len(example)} items ({example[0]!r:.40} …): pass one example at a time, not batches"

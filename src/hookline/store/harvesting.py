@@ -90,7 +90,8 @@ def harvest(
     )
     where, work = open_store(store), _work(model, points, options, by_layer)
     worker = _worker(work, where, shard, by_layer)
-    examples = partial(Examples, dataset, column, as_text if isinstance(work.model, HookedModel) else as_sample)
+    read = partial(as_text, text=work.model.text) if isinstance(work.model, HookedModel) else as_sample
+    examples = partial(Examples, dataset, column, read)
     with torch.no_grad(), work.context():
         if worker is not None:
             SharedHarvest(work, dataset, examples, where, worker).run(progress)

@@ -64,9 +64,10 @@ class TokenHelpers:
             >>> model.to_str_tokens("The capital of France is")
             ['The', ' capital', ' of', ' France', ' is']
         """
-        if not isinstance(input, str | Tensor):
-            return [self.to_str_tokens(prompt, prepend_bos=prepend_bos) for prompt in input]
-        ids = self.to_tokens(input, prepend_bos=prepend_bos)[0] if isinstance(input, str) else input.reshape(-1)
+        prompt = self.text.prompts(input)
+        if not isinstance(prompt, str | Tensor):
+            return [self.to_str_tokens(text, prepend_bos=prepend_bos) for text in prompt]
+        ids = self.to_tokens(prompt, prepend_bos=prepend_bos)[0] if isinstance(prompt, str) else prompt.reshape(-1)
         return [self.text.decode([token]) for token in ids.tolist()]
 
     def to_single_token(self, text: str) -> int:
@@ -83,7 +84,7 @@ class TokenHelpers:
             3
         """
         token_id = self.to_single_token(token) if isinstance(token, str) else token
-        ids = (self.to_tokens(input)[0] if isinstance(input, str) else input.reshape(-1)).tolist()
+        ids = (input.reshape(-1) if isinstance(input, Tensor) else self.to_tokens(input)[0]).tolist()
         if token_id not in ids:
             raise HooklineError(f"the token {token!r} is not in the prompt {self.to_str_tokens(input)}")
         return ids.index(token_id) if mode == "first" else len(ids) - 1 - ids[::-1].index(token_id)

@@ -8,6 +8,8 @@
     token(" Paris")                   its last occurrence in the text so far, with generated tokens (nth=0: its first)
     image_tokens                      the tokens of images
     new_tokens, step(3)               in a generation: all tokens after the prompt, or those of one step
+    turn("user"), span("words"),      what the messages of a role say, the tokens of some words, a sentence: see
+    sentence(0)                       `turn_positions.py`
 
 `at(last, fn)` makes a hook of `fn` that changes nothing elsewhere, and `run_with_cache(…, pos_slice=last)` caches that
 position only. `canonical` checks positions when they are given, and `mask_of` resolves them in a forward pass.
@@ -41,6 +43,11 @@ Mask: TypeAlias = Bool[Tensor, "row pos"]
 class Meaning:
     """A position given by its meaning, which is resolved in each text."""
 
+    @property
+    def counts_from_the_end(self) -> bool:
+        """Whether it may be another position when the text goes on."""
+        return False
+
     def counted(self, text: ForwardPass, span: Span) -> tuple[int, Mask] | None:  # noqa: ARG002
         """The index of the position, and the columns of the text so far that it counts; None if it has no index."""
         return None
@@ -51,9 +58,18 @@ class Meaning:
         assert counted is not None  # other meanings have their own way
         return mask_of_indices(*counted, text, span)
 
+    def lacking(self, text: ForwardPass, span: Span) -> Lacking:
+        """The positions that the text so far does not have."""
+        counted = self.counted(text, span)
+        return {} if counted is None else _missing(self, *counted)
+
 
 @dataclass(frozen=True)
 class _Last(Meaning):
+    @property
+    def counts_from_the_end(self) -> bool:
+        return True
+
     def counted(self, text: ForwardPass, span: Span) -> tuple[int, Mask]:  # noqa: ARG002
         return -1, span.real()
 
@@ -68,16 +84,16 @@ class TokenMeaning(Meaning):
     what: str | int
     nth: int = -1
 
+    @property
+    def counts_from_the_end(self) -> bool:
+        """Whether the last occurrences are counted."""
+        return self.nth < 0
+
     def counted(self, text: ForwardPass, span: Span) -> tuple[int, Mask]:
         """Counts the occurrences of the token."""
         generation = text.generation
         rows_move = generation is not None and not generation.keeps_rows
-        whole = span.text()
-        if whole is None and span.tokens is not None and (rows_move or self.nth < 0):
-            whole = _with_blanks(generation.tokens if generation is not None else None, span, span.tokens)
-        if whole is None:
-            why = "the model was not given tokens" if span.tokens is None else "the earlier tokens are unknown"
-            raise HooklineError(f"the position of the token {self.what!r} is unknown: {why}")
+        whole = text_so_far(self, text, span, is_partly_known=rows_move or self.nth < 0)
         occurrences = (whole == self.token_id(text)).cpu() & span.real()
         if generation is not None and rows_move and self.nth >= 0:
             for row, count in enumerate(occurrences[:, : generation.prompt].sum(1).tolist()):
@@ -97,6 +113,17 @@ class TokenMeaning(Meaning):
 
     def __repr__(self) -> str:
         return f"token({self.what!r})" if self.nth == -1 else f"token({self.what!r}, nth={self.nth})"
+
+
+def text_so_far(what: Meaning, text: ForwardPass, span: Span, *, is_partly_known: bool) -> Tensor:
+    """The tokens of the text so far; with `is_partly_known`, -1 where they are not known."""
+    whole, generation = span.text(), text.generation
+    if whole is None and span.tokens is not None and is_partly_known:
+        whole = _with_blanks(generation.tokens if generation is not None else None, span, span.tokens)
+    if whole is None:
+        why = "the model was not given tokens" if span.tokens is None else "the earlier tokens are unknown"
+        raise HooklineError(f"the position of {what!r} is unknown: {why}")
+    return whole
 
 
 def _with_blanks(prompt: Tensor | None, span: Span, tokens: Tensor) -> Tensor:
@@ -193,7 +220,7 @@ def canonical(positions: Any) -> Positions:
         return tuple(map(index, positions))
     raise HooklineError(
         "positions must be an index, a slice, a list of indices, a tensor with one index per row, or last, token(…), "
-        f"image_tokens, new_tokens, step(…); got {positions!r:.200}"
+        f"turn(…), span(…), sentence(…), image_tokens, new_tokens, step(…); got {positions!r:.200}"
     )
 
 
@@ -239,13 +266,17 @@ def _for_rows(positions: Tensor, rows: int) -> Tensor:
 
 def lacking(positions: Positions, text: ForwardPass, span: Span) -> Lacking:
     """The positions, in canonical form, that the text so far does not have."""
-    counted: Any = positions.counted(text, span) if isinstance(positions, Meaning) else (positions, span.real())
-    if counted is None or positions is None or isinstance(positions, slice):
-        return {}
+    if isinstance(positions, Meaning):
+        return positions.lacking(text, span)
+    return {} if positions is None or isinstance(positions, slice) else _missing(positions, positions, span.real())
+
+
+def _missing(positions: Positions, indices: Any, counted: Mask) -> Lacking:
+    """Those of the indices that the counted columns of a row do not have."""
     return {
         (row, position): _lacks(positions, row, position, count)
-        for row, count in enumerate(counted[1].sum(1).tolist())
-        for position in _indices_in(counted[0], row)
+        for row, count in enumerate(counted.sum(1).tolist())
+        for position in _indices_in(indices, row)
         if position not in range(-count, count)
     }
 
@@ -285,7 +316,7 @@ def mask_of_indices(positions: Any, counted: Mask, text: ForwardPass, span: Span
 
 def _counts_from_the_end(positions: Any) -> bool:
     if isinstance(positions, Meaning):
-        return isinstance(positions, _Last) or (isinstance(positions, TokenMeaning) and positions.nth < 0)
+        return positions.counts_from_the_end
     if isinstance(positions, slice):
         return any(end is not None and end < 0 for end in (positions.start, positions.stop))
     return bool((torch.as_tensor(positions) < 0).any())

@@ -11,6 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hookline.errors import HooklineError, a_type
+from hookline.text.chats import Chat, Templates, is_conversation
+from hookline.text.known_chats import remember_chat
 
 _FEW = 1024
 """Token ids that are checked on the host."""
@@ -21,8 +23,9 @@ Side = Literal["left", "right"]
 class Text:
     """A tokenizer with padding and checks."""
 
-    def __init__(self, tokenizer: Any, *, n_ctx: int | None, n_ids: int) -> None:
+    def __init__(self, tokenizer: Any, *, n_ctx: int | None, n_ids: int, processor: Any = None) -> None:
         self.tokenizer, self.n_ctx, self.n_ids = tokenizer, n_ctx, n_ids
+        self.templates = Templates(tokenizer, processor)
         self._checked: tuple[Callable[[], Tensor | None], int] | None = None
 
     def encode(
@@ -30,6 +33,7 @@ class Text:
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
         """Token ids and the mask that is 0 where a shorter prompt was padded."""
         check_no_mapping(text)
+        text = self.prompts(text)
         texts = [text] if isinstance(text, str) else list(text)
         if not texts or not all(isinstance(prompt, str) and prompt for prompt in texts):
             raise HooklineError(f"a prompt must be a non-empty string, or a list of them, not {shown_prompt(text)}")
@@ -43,15 +47,25 @@ class Text:
 
     def ids(self, text: str, prepend_bos: bool | None) -> list[int]:
         """The token ids of one text."""
-        tokenizer = self._needed()
-        ids = list(tokenizer(text, add_special_tokens=prepend_bos is None)["input_ids"])
+        tokenizer, is_chat = self._needed(), isinstance(text, Chat)
+        if is_chat and prepend_bos:
+            raise HooklineError("prepend_bos=True, but the chat template writes the special tokens of messages")
+        ids = list(tokenizer(text, add_special_tokens=prepend_bos is None and not is_chat)["input_ids"])
         if prepend_bos:
             if tokenizer.bos_token_id is None:
                 raise HooklineError("prepend_bos=True, but this tokenizer has no beginning-of-sequence token")
             ids = [tokenizer.bos_token_id, *ids]
         if not ids:
             raise HooklineError(f"the prompt {text!r} has no tokens")
+        if isinstance(text, Chat):
+            remember_chat(tokenizer, ids, text)
         return ids
+
+    def prompts(self, prompt: Any, *, is_open: bool = False) -> Any:
+        """A prompt, or several, with conversations as the text that the chat template makes of them."""
+        if is_conversation(prompt) or (isinstance(prompt, list | tuple) and any(map(is_conversation, prompt))):
+            self._needed()
+        return self.templates.prompts(prompt, is_open=is_open)
 
     def padded(self, rows: list[list[int]], side: Side) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
         """Rows of token ids as one tensor, and its mask."""
@@ -95,7 +109,7 @@ class Text:
 
     def check_ids(self, ids: Tensor) -> None:
         """Raise an error if an id is not in the model's embedding. The same tensor as last time is checked once."""
-        if self._checked is not None and self._checked[0]() is ids and self._checked[1] == _version(ids):
+        if self._checked is not None and self._checked[0]() is ids and self._checked[1] == version(ids):
             return
         if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
             raise HooklineError(f"token ids must be integers, not {ids.dtype}")
@@ -109,7 +123,7 @@ class Text:
             raise HooklineError(
                 f"token {low if low < 0 else high} is out of range: this model has 0 to {self.n_ids - 1}"
             )
-        self._checked = None if (version := _version(ids)) is None else (ref(ids), version)
+        self._checked = None if (now := version(ids)) is None else (ref(ids), now)
 
     def decode(self, ids: Any) -> str:
         """The text of a row of ids. A tokenizer would leave out ids that it does not have."""
@@ -135,13 +149,15 @@ class Text:
         return self.tokenizer
 
 
-def _version(x: Tensor) -> int | None:
+def version(x: Tensor) -> int | None:
     """How often `x` was written to; None where torch does not count."""
     return None if x.is_inference() else x._version
 
 
 def check_no_mapping(prompt: Any) -> None:
     """Raise an error if keyword inputs were passed as the prompt."""
+    if not isinstance(prompt, Tensor) and isinstance(prompt, Mapping) and "role" in prompt:
+        raise HooklineError("a conversation is a list of messages: put this message into a list")
     if not isinstance(prompt, Tensor) and isinstance(prompt, Mapping):
         raise HooklineError(
             f"these are keyword inputs ({', '.join(map(str, prompt))}), so pass them by keyword: model(**inputs), "

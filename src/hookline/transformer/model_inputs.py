@@ -63,6 +63,8 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
 
         def _remember(self, inputs: Mapping[str, Any]) -> None: ...
 
+        def _read(self, prompt: Any, images: Any, *, is_open: bool = False) -> tuple[Any, Any]: ...
+
     @compiling.outside_compiler
     def _prepared(
         self,
@@ -81,17 +83,18 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         if input is None and images is None and not keywords:
             raise HooklineError("no input was given: pass text or token ids, or keyword inputs such as input_ids=…")
         inputs = dict(keywords)
-        has_text = images is not None or not (input is None or isinstance(input, Tensor))
+        prompt, images = self._read(input, images)
+        has_text = images is not None or not (prompt is None or isinstance(prompt, Tensor))
         if not has_text and (prepend_bos is not None or padding_side is not None):
             raise HooklineError("prepend_bos and padding_side apply to text, and no text was given")
         if images is not None:
             if attention_mask is not None:
                 raise HooklineError("images come with their own attention_mask: leave attention_mask out")
-            inputs |= self._with_images(input, images, prepend_bos, padding_side, keywords)
-        elif input is not None:
+            inputs |= self._with_images(prompt, images, prepend_bos, padding_side, keywords)
+        elif prompt is not None:
             if "input_ids" in keywords:
                 raise HooklineError("the tokens were given twice: as the input and as input_ids")
-            ids, mask = self._inputs(input, prepend_bos, padding_side, has_mask=attention_mask is not None)
+            ids, mask = self._inputs(prompt, prepend_bos, padding_side, has_mask=attention_mask is not None)
             inputs["input_ids"] = ids
             if attention_mask is None:
                 inputs |= {} if "position_ids" in keywords else self._positions(mask)
@@ -126,17 +129,18 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
         has_mask: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Token ids and the attention mask of a prompt, on the model's device; no mask if nothing is padded."""
-        self._check_prompt(input)
-        if isinstance(input, Tensor):
-            ids, mask = self._checked_ids(input, has_mask=has_mask)
-        elif not isinstance(input, str | Sequence):
-            raise HooklineError(f"the input must be text, texts or a tensor of token ids, not {shown_prompt(input)}")
-        elif not isinstance(input, str) and any(
-            isinstance(part, int | Sequence) and not isinstance(part, str) for part in input
+        prompt = input if isinstance(input, str | Tensor) else self.text.prompts(input)
+        self._check_prompt(prompt)
+        if isinstance(prompt, Tensor):
+            ids, mask = self._checked_ids(prompt, has_mask=has_mask)
+        elif not isinstance(prompt, str | Sequence):
+            raise HooklineError(f"the input must be text, texts or a tensor of token ids, not {shown_prompt(prompt)}")
+        elif not isinstance(prompt, str) and any(
+            isinstance(part, int | Sequence) and not isinstance(part, str) for part in prompt
         ):
-            raise HooklineError(f"token ids must be a tensor, torch.tensor(…), not a list: {input!r}")
+            raise HooklineError(f"token ids must be a tensor, torch.tensor(…), not a list: {prompt!r}")
         else:
-            ids, mask = self.text.encode(input, prepend_bos=prepend_bos, padding_side=padding_side)
+            ids, mask = self.text.encode(prompt, prepend_bos=prepend_bos, padding_side=padding_side)
             mask = None if mask.all() else mask
         return ids.to(self.device), mask.to(self.device) if mask is not None else None
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from hookline.engine import Plan
 from hookline.errors import HooklineError
 from hookline.functions.signatures import parameters_of
+from hookline.text.chats import Chat
 from hookline.text.image_tokens import mask_in
+from hookline.text.known_chats import remember_chat
 from hookline.text.tokenizer import Side, Text, check_no_mapping, shown_prompt
 from hookline.vision.families import LayoutInputs, patch_boxes
 from hookline.vision.grid import ImageGrid
@@ -67,13 +69,22 @@ class ImageMethods:
         takes a list of images, several prompts take one list each, and each image needs a placeholder in its prompt.
         The tensors are on the model's device, with floats in its dtype.
         """
+        prompt, images = self._read(prompt, images)
         if images is None:
             return Inputs(self._text_inputs(prompt, prepend_bos, padding_side))
         self._check_takes_images()
         if not self.is_vision_only:
             prompts = self._prompts(prompt)
+            chats = [text for text in prompts if isinstance(text, Chat)]
+            if chats and (prepend_bos or len(chats) < len(prompts)):
+                raise HooklineError(
+                    "messages bring their special tokens: leave out prepend_bos, and pass texts separately"
+                )
+            prepend_bos = False if chats else prepend_bos
             inputs = encode_prompts(self.processor, prompts, images, prepend_bos=prepend_bos, padding_side=padding_side)
             self.text.check_ids(inputs["input_ids"])
+            for chat, ids, mask in zip(chats, inputs["input_ids"], inputs["attention_mask"], strict=False):
+                remember_chat(self.tokenizer, ids[mask.bool()].tolist(), chat)
         elif (prompt, prepend_bos, padding_side) != (None, None, None):
             raise HooklineError(f"{type(self.module).__name__} takes images but no text: model(images=[…])")
         else:
@@ -81,6 +92,19 @@ class ImageMethods:
         self._finish(inputs)
         self._remember(inputs)
         return inputs
+
+    def _read(self, prompt: Any, images: Images | None, *, is_open: bool = False) -> tuple[Any, Images | None]:
+        """A prompt with conversations as texts, and its images, which may be in the messages."""
+        if prompt is None or isinstance(prompt, str | Tensor):
+            return prompt, images
+        texts = self.text.prompts(prompt, is_open=is_open)
+        parts = [texts] if isinstance(texts, str) else texts
+        in_messages = [part.images() if isinstance(part, Chat) else [] for part in parts] if texts is not prompt else []
+        if not any(in_messages):
+            return texts, images
+        if images is not None:
+            raise HooklineError("the messages have images: leave out images")
+        return texts, in_messages[0] if isinstance(texts, str) else in_messages
 
     def example_inputs(self) -> Inputs | None:
         """Inputs with a synthetic image; None if the model takes no images or was wrapped without a processor."""

@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hookline.errors import HooklineError, warn
+from hookline.text.given_texts import columns_in
+from hookline.text.token_positions import Meaning
 from hookline.transformer.precision import upcast
 
 Read: TypeAlias = Sequence[tuple[Float[Tensor, "token vocab"], Int[Tensor, " token"]]]
@@ -41,7 +43,9 @@ def _is_answer(answer: Any) -> bool:
 
 
 def checked_position(pos: Any) -> Any:
-    """An index, None, or a tensor of one index per row."""
+    """An index, None, a tensor of one index per row, or a position by its meaning."""
+    if isinstance(pos, Meaning):
+        return pos
     if isinstance(pos, list | tuple) and pos and all(type(index) is int for index in pos):
         return torch.tensor(pos)
     if isinstance(pos, Tensor) and pos.ndim <= 1 and pos.dtype in (torch.int64, torch.int32) and pos.numel():
@@ -90,6 +94,18 @@ def columns_of(pos: int | Tensor, mask: Tensor) -> int | Tensor:
             raise HooklineError(f"position {index} is out of range: prompt {row} has {len(columns)} tokens")
         row_columns.append(columns[index])
     return row_columns[0] if len(set(row_columns)) == 1 else torch.tensor(row_columns)
+
+
+def columns_meant(pos: Meaning, model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+    """The column that a position by its meaning has in each row."""
+    meant, missing = columns_in(pos, model.index.root, tokens, mask.bool())
+    if missing:
+        raise HooklineError(f"pos={pos!r}: there is no {next(iter(missing.values()))}")
+    counts = meant.sum(1).tolist()
+    if {*counts} != {1}:
+        row = next(row for row, count in enumerate(counts) if count != 1)
+        raise HooklineError(f"pos={pos!r} is {counts[row]} positions in prompt {row}, but a metric reads one")
+    return meant.int().argmax(1)
 
 
 def _per_row(numbers: int | Tensor, rows: int, bounds: range | None, what: str) -> Int[Tensor, " batch"]:

@@ -168,6 +168,10 @@ def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
     check_has_weights(model)
     if isinstance(prompt, Mapping):
         return _with_images(model, [prompt])
+    prompt, images = model._read(prompt, None)
+    if images is not None:
+        pairs = [(prompt, images)] if isinstance(prompt, str) else zip(prompt, images, strict=True)
+        return _with_images(model, [model.to_inputs(text, images=row or None) for text, row in pairs])
     if not isinstance(prompt, str | Tensor) and len(prompt) and all(isinstance(inputs, Mapping) for inputs in prompt):
         return _with_images(model, list(prompt))  # type: ignore[arg-type]
     if isinstance(prompt, list | tuple) and _are_ids(prompt):

@@ -15,6 +15,7 @@ from hookline.model import HookedModel
 
 def windows_of(model: HookedModel, texts: Prompt, window: int | None) -> list[Prompts]:
     """The texts, or all windows of that many tokens, one by one."""
+    texts = model.text.prompts(texts)
     if isinstance(texts, Mapping) or (isinstance(texts, list | tuple) and any(isinstance(x, Mapping) for x in texts)):
         raise HooklineError("a Jacobian lens is fitted on texts or token ids, without images")
     if isinstance(texts, list | tuple) and not texts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _of_texts(
         )
     check_has_weights(model)
     work = Harvest(model, list(points), HarvestOptions(pos, batch_size=batch_size))
-    examples, numbers = Examples(texts, None, as_text), list[Tensor]()
+    examples, numbers = Examples(texts, None, partial(as_text, text=model.text)), list[Tensor]()
     activations: dict[str, list[Tensor]] = {point.canonical_name: [] for point in points}
     tokens: list[bytes] = []
     with torch.no_grad(), work.context():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hookline.compat.transformer_lens._impl.lens_errors import LensAssertionError
 from hookline.errors import HooklineError, warn
+from hookline.text.chats import Chat
 from hookline.text.tokenizer import Side, Text
 
 USE_DEFAULT_VALUE = None
@@ -80,6 +81,7 @@ class LensText(Text):
         truncate: bool = True,
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]:
         """Token ids and their mask. Text longer than the context is truncated with a warning."""
+        text = self.prompts(text)
         texts = [text] if isinstance(text, str) else list(text)
         if not texts or not all(isinstance(prompt, str) for prompt in texts):
             raise HooklineError(f"a prompt must be a string, or a list of strings, not {text!r}")
@@ -92,7 +94,8 @@ class LensText(Text):
 
     def ids(self, text: str, prepend_bos: bool | None) -> list[int]:
         """The token ids of one text, after BOS by default."""
-        return super().ids(text, self.cfg.default_prepend_bos if prepend_bos is None else prepend_bos)
+        by_default = None if isinstance(text, Chat) else self.cfg.default_prepend_bos
+        return super().ids(text, by_default if prepend_bos is None else prepend_bos)
 
     def _needed(self) -> Any:
         if self.tokenizer is None:
