@@ -352,13 +352,11 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
     stops = isinstance(model, HookedModel) and all(point.axes for point in points)
     cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
     axes = {point.name: point.axes for point in points}
-    return {
-        column_name(model, points, name): as_rows(name, x, axes.get(name, ""), batch) for name, x in cache.items()
-    }
+    return {column_name(model, points, name): as_rows(name, x, axes.get(name, ""), batch) for name, x in cache.items()}
 
 
 def column_name(model: Hooked, points: Sequence[HookPoint], key: str) -> str:
-    """The column for a key of a cache of these points: the point's canonical name, or the new name that it was given."""
+    """The column for a key of a cache of these points: the point's canonical name, or the new name that it has."""
     base = key.partition("#")[0]
     is_renamed = any(point.is_renamed and point.name == base for point in points)
     return key if is_renamed else model.index.canonical_name(key)

@@ -1,0 +1,240 @@
+"""Runs of a network for attribution: with gradients, without traces, and several variants of the batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hookline.engine import Hooked, HookPoint
+from hookline.errors import HooklineError, a_type
+from hookline.experiments.core.prompts import warn_of_dropout
+from hookline.experiments.networks.network_inputs import NetworkInputs
+from hookline.experiments.networks.network_target import NetworkTarget, is_per_row
+from hookline.loading import hook
+from hookline.transformer.memory.halving import BatchFitter
+
+_MEBIBYTES_AT_ONCE = {"cpu": 8}
+_MEBIBYTES_ELSEWHERE = 64
+"""How much of what is varied goes through the network at once; its activations are many times as large."""
+
+
+def wrapped(net: Any) -> Hooked:
+    """The wrapper of a network."""
+    if not isinstance(net, nn.Module | Hooked):
+        raise HooklineError(f"net is an nn.Module or a wrapper (hookline.hook), not {a_type(net)}")
+    return net if isinstance(net, Hooked) else hook(net)
+
+
+@contextmanager
+def attributing(net: Hooked, *, with_grad: bool = True) -> Iterator[None]:
+    """A block for runs that leave nothing behind: running statistics of norms are as before, and gradients are on.
+
+    Callers may be in `torch.no_grad()` or `torch.inference_mode()`.
+    """
+    root = net.module
+    warn_of_dropout(net)  # type: ignore[arg-type]
+    if with_grad and any(parameter.is_inference() for parameter in root.parameters()):
+        raise HooklineError(
+            "this network was made in torch.inference_mode(), so torch cannot compute gradients through it: make or "
+            "load it outside of that block"
+        )
+    statistics = [(buffer, buffer.clone()) for module in _learning(root) for buffer in module.buffers(recurse=False)]
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled() and with_grad:
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.set_grad_enabled(with_grad))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in statistics:
+                    buffer.copy_(before)
+
+
+def _learning(root: nn.Module) -> list[nn.Module]:
+    """The norms that use the statistics of a batch, and update their running statistics."""
+    return [
+        module for module in root.modules() if module.training and isinstance(module, nn.modules.batchnorm._NormBase)
+    ]
+
+
+def usable(x: Tensor) -> Tensor:
+    """A tensor that autograd can save; those made in inference mode are copied."""
+    return x.clone() if x.is_inference() else x
+
+
+def leaf_of(x: Tensor) -> Tensor:
+    """A new leaf of the graph with these values."""
+    return usable(x.detach()).detach().requires_grad_()
+
+
+class Varied(Protocol):
+    """What is varied, inputs or an activation, and how the network runs on other values of it."""
+
+    @property
+    def values(self) -> list[Tensor]:
+        """What is varied."""
+
+    @property
+    def rows(self) -> int:
+        """The size of the batch."""
+
+    @property
+    def output(self) -> Any:
+        """The output for the values as they are."""
+
+    def run(self, values: Sequence[Tensor], copies: int = 1) -> Any:
+        """The output for other values, of `copies` batches one after the other."""
+
+
+@dataclass
+class VariedInputs:
+    """The floating-point inputs of a network, or those at `places`."""
+
+    net: Hooked
+    inputs: NetworkInputs
+    places: list[int]
+
+    @property
+    def values(self) -> list[Tensor]:
+        """What is varied."""
+        return [self.inputs.values[place] for place in self.places]
+
+    @property
+    def rows(self) -> int:
+        """The size of the batch."""
+        return self.inputs.rows
+
+    @cached_property
+    def output(self) -> Any:
+        """The output for the values as they are."""
+        with torch.no_grad():
+            return self.inputs.changed(torch.clone).call(self.net)
+
+    def run(self, values: Sequence[Tensor], copies: int = 1) -> Any:
+        """See `Varied`. Networks may write to their inputs, so they get clones."""
+        batch = self.inputs.copies(copies).with_values(self.places, [value.clone() for value in values])
+        return batch.call(self.net)
+
+
+class VariedActivation:
+    """The activation at one point of a network."""
+
+    def __init__(self, net: Hooked, inputs: NetworkInputs, at: Any) -> None:
+        self.net, self.inputs, self.point = net, inputs, point_at(net, at)
+
+    @property
+    def rows(self) -> int:
+        """The size of the batch."""
+        return self.inputs.rows
+
+    @cached_property
+    def _run(self) -> tuple[Any, Tensor]:
+        with torch.no_grad():
+            return run_noting(self.net, self.inputs, self.point)
+
+    @property
+    def values(self) -> list[Tensor]:
+        """What is varied."""
+        return [self._run[1]]
+
+    @property
+    def output(self) -> Any:
+        """The output for the activation as it is."""
+        return self._run[0]
+
+    def run(self, values: Sequence[Tensor], copies: int = 1) -> Any:
+        """See `Varied`."""
+        hooks = [(self.point, lambda activation: values[0].clone())]  # noqa: ARG005
+        batch = self.inputs.copies(copies).changed(torch.clone)
+        return batch.call(self.net.run_with_hooks, fwd_hooks=hooks)
+
+
+def point_at(net: Hooked, at: Any) -> HookPoint:
+    """The one point that `at` names."""
+    points = net.index.select(at)
+    if at is None or len(points) != 1:
+        raise HooklineError(
+            f"at is one point, but {at!r} matches {len(points)}: {[point.name for point in points][:8]}"
+        )
+    return points[0]
+
+
+def run_noting(net: Hooked, inputs: NetworkInputs, point: HookPoint, *, as_leaf: bool = False) -> tuple[Any, Tensor]:
+    """The output, and the activation at a point; with `as_leaf` it is a leaf that the output is computed from."""
+    activations: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor | None:
+        activations.append(leaf_of(x) if as_leaf else x.detach().clone())
+        return activations[-1].clone() if as_leaf else None
+
+    output = inputs.changed(torch.clone).call(net.run_with_hooks, fwd_hooks=[(point, note)])
+    if len(activations) != 1:
+        raise wrong_count(point, len(activations))
+    return output, activations[0]
+
+
+def wrong_count(point: HookPoint, calls: int) -> HooklineError:
+    """The error for a point that does not fire exactly once per forward pass."""
+    if not calls:
+        return HooklineError(
+            f"{point.name!r} did not fire for these inputs: its module was not called, or passed no tensor"
+        )
+    return HooklineError(
+        f"{point.name!r} fires {calls} times per forward pass: name one call, '{point.name}#0' to "
+        f"'{point.name}#{calls - 1}'"
+    )
+
+
+def target_gradients(values: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of the sum of some values with respect to each leaf."""
+    if not values.requires_grad:
+        raise HooklineError(
+            "the target does not depend on what it is to be explained by, or the network detaches it or computes under "
+            "torch.no_grad(): there is no gradient"
+        )
+    gradients = torch.autograd.grad(values.sum(), list(leaves), allow_unused=True)
+    if all(gradient is None for gradient in gradients):
+        raise HooklineError("the target does not depend on what it is to be explained by: no gradient gets there")
+    return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves, gradients, strict=True)]
+
+
+class Stacks:
+    """How many variants of a batch run at once: as many as fit, if rows do not depend on each other; else one."""
+
+    def __init__(self, net: Hooked, varied: Varied, target: NetworkTarget, other: Sequence[Tensor]) -> None:
+        self._fit = BatchFitter("variants")
+        nbytes = sum(x.nbytes for x in varied.values) or 1
+        at_once = _MEBIBYTES_AT_ONCE.get(varied.values[0].device.type, _MEBIBYTES_ELSEWHERE) * 2**20
+        is_separate = not _learning(net.module) and self._are_separate(varied, target, other)
+        self._most = max(1, at_once // nbytes) if is_separate else 1
+
+    def parts(self, count: int, run: Any) -> Iterator[tuple[Sequence[int], Any]]:
+        """Call `run` on parts of the numbers below `count`, and yield each part with what it returned."""
+        for start in range(0, count, self._most):
+            yield from self._fit.parts(range(start, min(start + self._most, count)), run)
+
+    @staticmethod
+    def _are_separate(varied: Varied, target: NetworkTarget, other: Sequence[Tensor]) -> bool:
+        """Whether a batch behind another one has the output that it has alone."""
+        rows = varied.rows
+        if any(not x.ndim or len(x) != rows for x in varied.values) or not is_per_row(varied.output, rows):
+            return False
+        both = [torch.cat([blank, x]) for blank, x in zip(other, varied.values, strict=True)]
+        try:
+            with torch.no_grad():
+                output = varied.run(both, 2)
+        except Exception:
+            return False
+        if not is_per_row(output, 2 * rows):
+            return False
+        alone, behind = target.per_group(varied.output)[0], target.per_group(output, 2)[1]
+        tolerance = 1e-3 if alone.dtype in (torch.float32, torch.float64) else 3e-2
+        scale = max(float(alone.abs().max()), float(behind.abs().max()))
+        return bool((alone - behind).abs().max() <= tolerance * scale)
