@@ -377,8 +377,8 @@ class Points:
             return [self._named(shorthand)]
         if not isinstance(names, Iterable) or isinstance(names, bytes | type):
             raise HooklineError(
-                "a filter is a name, a glob, a compiled regex, a predicate, a point, a module, a class of modules, a list "
-                f"of these, or a dict from new names to points, not {names!r}"
+                "a filter is a name, a glob, a compiled regex, a predicate, a point, a module, a class of modules, a "
+                f"list of these, or a dict from new names to points, not {names!r}"
             )
         return self._united(names)
 

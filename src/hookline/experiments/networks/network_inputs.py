@@ -52,8 +52,8 @@ class NetworkInputs:
         """The indices of the values that have gradients; an error if there are none."""
         if not self.floating:
             raise HooklineError(
-                "these inputs are integers, which have no gradient: pass at=, the point whose activation is meant, such "
-                "as the output of the embedding (net.points(type=torch.nn.Embedding) lists them)"
+                "these inputs are integers, which have no gradient: pass at=, the point whose activation is meant, "
+                "such as the output of the embedding (net.points(type=torch.nn.Embedding) lists them)"
             )
         return self.floating
 

@@ -83,8 +83,8 @@ class NetworkTarget:
             )
         if logits.ndim not in (1, 2):
             raise HooklineError(
-                f"the network's output has the shape {list(logits.shape)}, so an index is not one number per row: pass a "
-                f"function as target, such as lambda output: output[:, -1, 3]"
+                f"the network's output has the shape {list(logits.shape)}, so an index is not one number per row: "
+                f"pass a function as target, such as lambda output: output[:, -1, 3]"
             )
         return logits
 

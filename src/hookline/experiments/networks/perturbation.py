@@ -94,7 +94,7 @@ def _windows(x: Tensor, window: Any, stride: Any) -> list[tuple[slice, ...]]:
 def _sizes(x: Tensor, sizes: Any, what: str) -> tuple[int, ...]:
     if isinstance(sizes, int):
         sizes = (sizes,) * max(1, x.ndim - 2 if x.ndim > 3 else 1)
-    sizes = tuple(sizes)
+    sizes = tuple(sizes) if isinstance(sizes, tuple | list) else (sizes,)
     if not sizes or len(sizes) >= x.ndim or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
         raise HooklineError(
             f"{what} has one positive size for each of the last axes of an input of shape {list(x.shape)}, without the "

@@ -1,4 +1,4 @@
-"""Gradients at a point: Grad-CAM, gradient times activation, and the gradient of one unit with respect to the inputs."""
+"""Gradients at a point: Grad-CAM, gradient times activation, and the gradient of one unit by the inputs."""
 
 from __future__ import annotations
 
