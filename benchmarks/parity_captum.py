@@ -2,8 +2,8 @@
 
     python benchmarks/parity_captum.py --captum FOLDER --torchvision FOLDER [--rounds 3] [--only resnet18]
 
-The folders are where captum and torchvision are installed (`pip install --no-deps --target FOLDER …`); they are searched
-after this environment's own, so both libraries run with the same torch. Weights are random. A difference is relative to
+The folders are where captum and torchvision are installed (`pip install --no-deps --target FOLDER …`); they are
+searched after this environment's own, so both libraries run with the same torch. Weights are random. A difference is relative to
 the largest absolute value of captum's result. Time is hookline's divided by captum's, the median of the rounds; the
 network is wrapped once, as captum's object is made once.
 """
@@ -42,6 +42,7 @@ class SmallCNN(nn.Module):
         self.fc = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run the network."""
         return self.fc(self.relu2(self.conv2(self.relu1(self.conv1(x)))).mean((2, 3)))
 
 
@@ -53,6 +54,7 @@ class Recurrent(nn.Module):
         self.embed, self.lstm, self.fc = nn.Embedding(90, 32), nn.LSTM(32, 64, batch_first=True), nn.Linear(64, 5)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Run the network."""
         return self.fc(self.lstm(self.embed(ids))[0][:, -1])
 
 
@@ -64,6 +66,7 @@ class TwoInputs(nn.Module):
         self.left, self.right, self.out = nn.Linear(6, 32), nn.Linear(9, 32), nn.Linear(32, 4)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Run the network."""
         return self.out(torch.tanh(self.left(a)) * torch.tanh(self.right(b)))
 
 
@@ -75,6 +78,7 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Run the network."""
         return self.model(input_ids=ids).logits
 
 

@@ -142,13 +142,13 @@ def test_saliency_with_noise_is_the_mean_over_noisy_inputs(cnn, x) -> None:
 def test_integrated_gradients_sum_to_the_change(cnn, x) -> None:
     baseline = torch.full((1, 3, 8, 8), 0.1)
     result = networks.integrated_gradients(cnn, x, [1, 2], baseline=baseline, steps=100)
-    change = (cnn(x) - cnn(baseline))[[0, 1], [1, 2]]
+    change = (cnn(x) - cnn(baseline))[[0, 1], [1, 2]].detach()
     error = (result.values.sum((1, 2, 3)) - change).abs().max()
     assert float(error) == pytest.approx(result.info["error"], abs=1e-6)
     assert result.info["error"] < 1e-2
     nodes, weights = np.polynomial.legendre.leggauss(7)
     steps = zip((1 + nodes) / 2, weights / 2, strict=True)
-    expected = sum(w * input_gradient(cnn, baseline + float(a) * (x - baseline), [1, 2]) for a, w in steps) * (
+    expected = sum(float(w) * input_gradient(cnn, baseline + float(a) * (x - baseline), [1, 2]) for a, w in steps) * (
         x - baseline
     )
     torch.testing.assert_close(

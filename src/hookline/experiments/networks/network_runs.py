@@ -19,8 +19,8 @@ from hookline.experiments.networks.network_target import NetworkTarget, is_per_r
 from hookline.loading import hook
 from hookline.transformer.memory.halving import BatchFitter
 
-_MEBIBYTES_AT_ONCE = {"cpu": 8}
-_MEBIBYTES_ELSEWHERE = 64
+_BYTES_AT_ONCE = {"cpu": 2**22}
+_BYTES_ELSEWHERE = 2**26
 """How much of what is varied goes through the network at once; its activations are many times as large."""
 
 
@@ -151,7 +151,7 @@ class VariedActivation:
 
     def run(self, values: Sequence[Tensor], copies: int = 1) -> Any:
         """See `Varied`."""
-        hooks = [(self.point, lambda activation: values[0].clone())]  # noqa: ARG005
+        hooks = [(key_of(self.point), lambda activation: values[0].clone())]  # noqa: ARG005
         batch = self.inputs.copies(copies).changed(torch.clone)
         return batch.call(self.net.run_with_hooks, fwd_hooks=hooks)
 
@@ -166,6 +166,11 @@ def point_at(net: Hooked, at: Any) -> HookPoint:
     return points[0]
 
 
+def key_of(point: HookPoint) -> HookPoint | str:
+    """A point as hooks name it: runs with names are planned once."""
+    return point if point.is_renamed else point.name
+
+
 def run_noting(net: Hooked, inputs: NetworkInputs, point: HookPoint, *, as_leaf: bool = False) -> tuple[Any, Tensor]:
     """The output, and the activation at a point; with `as_leaf` it is a leaf that the output is computed from."""
     activations: list[Tensor] = []
@@ -174,7 +179,7 @@ def run_noting(net: Hooked, inputs: NetworkInputs, point: HookPoint, *, as_leaf:
         activations.append(leaf_of(x) if as_leaf else x.detach().clone())
         return activations[-1].clone() if as_leaf else None
 
-    output = inputs.changed(torch.clone).call(net.run_with_hooks, fwd_hooks=[(point, note)])
+    output = inputs.changed(torch.clone).call(net.run_with_hooks, fwd_hooks=[(key_of(point), note)])
     if len(activations) != 1:
         raise wrong_count(point, len(activations))
     return output, activations[0]
@@ -211,7 +216,9 @@ class Stacks:
     def __init__(self, net: Hooked, varied: Varied, target: NetworkTarget, other: Sequence[Tensor]) -> None:
         self._fit = BatchFitter("variants")
         nbytes = sum(x.nbytes for x in varied.values) or 1
-        at_once = _MEBIBYTES_AT_ONCE.get(varied.values[0].device.type, _MEBIBYTES_ELSEWHERE) * 2**20
+        at_once = _BYTES_AT_ONCE.get(varied.values[0].device.type, _BYTES_ELSEWHERE)
+        self.values_of_other: Tensor | None = None
+        """The target of each row for the other values, if they ran."""
         is_separate = not _learning(net.module) and self._are_separate(varied, target, other)
         self._most = max(1, at_once // nbytes) if is_separate else 1
 
@@ -220,8 +227,7 @@ class Stacks:
         for start in range(0, count, self._most):
             yield from self._fit.parts(range(start, min(start + self._most, count)), run)
 
-    @staticmethod
-    def _are_separate(varied: Varied, target: NetworkTarget, other: Sequence[Tensor]) -> bool:
+    def _are_separate(self, varied: Varied, target: NetworkTarget, other: Sequence[Tensor]) -> bool:
         """Whether a batch behind another one has the output that it has alone."""
         rows = varied.rows
         if any(not x.ndim or len(x) != rows for x in varied.values) or not is_per_row(varied.output, rows):
@@ -230,11 +236,13 @@ class Stacks:
         try:
             with torch.no_grad():
                 output = varied.run(both, 2)
-        except Exception:
+        except (RuntimeError, ValueError, IndexError, AssertionError, HooklineError):  # a network for one size of batch
             return False
         if not is_per_row(output, 2 * rows):
             return False
-        alone, behind = target.per_group(varied.output)[0], target.per_group(output, 2)[1]
+        alone, (before, behind) = target.per_group(varied.output)[0], target.per_group(output, 2)
         tolerance = 1e-3 if alone.dtype in (torch.float32, torch.float64) else 3e-2
         scale = max(float(alone.abs().max()), float(behind.abs().max()))
-        return bool((alone - behind).abs().max() <= tolerance * scale)
+        is_separate = bool((alone - behind).abs().max() <= tolerance * scale)
+        self.values_of_other = before if is_separate else None
+        return is_separate

@@ -53,8 +53,9 @@ def integrated_gradients(
             varied = activation = VariedActivation(wrapper, batch, at)
             starts = [_start_at(activation, baseline)]
         chosen = NetworkTarget(target, varied.output, varied.rows)
-        values = _integrated(varied, starts, chosen, Stacks(wrapper, varied, chosen, starts), steps)
-        error = _error(varied, starts, chosen, values)
+        stacks = Stacks(wrapper, varied, chosen, starts)
+        values = _integrated(varied, starts, chosen, stacks, steps)
+        error = _error(varied, starts, chosen, stacks, values)
     info = {"about": "integrated gradients", "target": chosen.text, "steps": steps, "error": error}
     if at is not None:
         return network_result(values[0], "integrated_gradients", info | {"at": activation.point.name})
@@ -131,9 +132,11 @@ def _like(numbers: np.ndarray, x: Tensor) -> Tensor:
     return torch.as_tensor(numbers, dtype=x.dtype, device=x.device)
 
 
-def _error(varied: Varied, starts: list[Tensor], target: NetworkTarget, values: list[Tensor]) -> float:
+def _error(varied: Varied, starts: list[Tensor], target: NetworkTarget, stacks: Stacks, values: list[Tensor]) -> float:
     """How far the sum over all values is from the change of the target, at most over the rows."""
+    start = stacks.values_of_other
     with torch.no_grad():
-        change = target.per_group(varied.output)[0] - target.per_group(varied.run(starts, 1))[0]
+        start = target.per_group(varied.run(starts))[0] if start is None else start
+        change = target.per_group(varied.output)[0] - start
     sums = torch.stack([value.flatten(1).sum(1) for value in values]).sum(0)
     return float((change.to(sums) - (sums if change.ndim else sums.sum())).abs().max())

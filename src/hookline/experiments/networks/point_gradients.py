@@ -13,6 +13,7 @@ from hookline.experiments.networks.image_result import image_among, network_resu
 from hookline.experiments.networks.network_inputs import NetworkInputs
 from hookline.experiments.networks.network_runs import (
     attributing,
+    key_of,
     leaf_of,
     point_at,
     run_noting,
@@ -106,7 +107,7 @@ def neuron_gradient(net: Any, inputs: Any, at: Any, unit: int | Sequence[int] | 
     with attributing(wrapper):
         leaves = [leaf_of(batch.values[place]) for place in places]
         activations: list[Tensor] = []
-        hooks = [(point, activations.append)]
+        hooks = [(key_of(point), lambda x: activations.append(x))]
         batch.with_values(places, [x.clone() for x in leaves]).call(wrapper.run_with_hooks, fwd_hooks=hooks)
         if len(activations) != 1:
             raise wrong_count(point, len(activations))
