@@ -1,4 +1,4 @@
-"""Plots of maps over images, and of many channels as one picture. Needs matplotlib."""
+"""Plots of maps over images, and of many channels as one image. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def plot_images(
     vmin: float | None = None,
     vmax: float | None = None,
 ) -> Figure:
-    """Draw a result with height and width: over its images if it has any, otherwise as pictures of its channels."""
+    """Draw a result with height and width: over its images if it has any, otherwise all its channels side by side."""
     if "row" in result.axes:
         return _ranked(result, title)
     maps, titles, rows = result.panels()
     if result.images is None:
-        figure = _pictures(result, maps, cmap, vmin, vmax)
+        figure = _side_by_side(result, maps, cmap, vmin, vmax)
     else:
         norm = color_norm(maps, 0.0, vmin, vmax)
         placed = [_placed(image) for image in result.images]
@@ -70,7 +70,7 @@ def _placed(image: Tensor) -> PlacedImage:
     return PlacedImage(whole, Image.fromarray(pixels.permute(1, 2, 0).numpy()), image.shape[1] / image.shape[2])
 
 
-def _pictures(result: ImageResult, maps: Tensor, cmap: str, vmin: float | None, vmax: float | None) -> Figure:
+def _side_by_side(result: ImageResult, maps: Tensor, cmap: str, vmin: float | None, vmax: float | None) -> Figure:
     """The channels of each row of the batch side by side, with lines between them."""
     count = len(result.coords["batch"]) if "batch" in result.axes else 1
     per_row = maps.unflatten(0, (count, -1))[:, :_MOST_CHANNELS]
@@ -92,7 +92,7 @@ def _pictures(result: ImageResult, maps: Tensor, cmap: str, vmin: float | None, 
 
 
 def _mosaic(channels: Tensor) -> np.ndarray:
-    """Channels as one picture, with one empty line between them."""
+    """Channels as one image, with one empty line between them."""
     columns = math.ceil(math.sqrt(len(channels)))
     rows = math.ceil(len(channels) / columns)
     height, width = channels.shape[1:]

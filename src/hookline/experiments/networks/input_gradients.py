@@ -27,8 +27,8 @@ def saliency(
 ) -> Any:
     """The absolute gradient of the target with respect to each input value; with `noise`, SmoothGrad.
 
-        >>> networks.saliency(net, x, target=1)
-        Result saliency [batch 1 × feature 4], …
+        >>> networks.saliency(net, x, target=1).shape
+        (1, 4)
 
     With `samples` above 1 it is the mean over copies of the input with normally distributed `noise` added, a standard
     deviation in the input's unit, drawn with this `seed`. The result has the shape of the inputs; for a tuple or dict
@@ -90,8 +90,8 @@ def guided_backprop(net: Any, inputs: Any, target: Target = None) -> Any:
     """The gradient of the target with respect to the inputs, where every ReLU passes on only positive gradients.
 
         >>> mlp = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> networks.guided_backprop(mlp, x, target=1)
-        Result guided_backprop [batch 1 × feature 4], …
+        >>> networks.guided_backprop(mlp, x, target=1).shape
+        (1, 4)
 
     That holds for `nn.ReLU`, in place or not, and for `relu` called as a function. A network without ReLU raises an
     error: there it would be the plain gradient.

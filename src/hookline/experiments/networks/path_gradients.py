@@ -78,7 +78,7 @@ def _start(baseline: Any, x: Tensor) -> Tensor:
 
 
 def _start_at(varied: VariedActivation, baseline: Any) -> Tensor:
-    """The baseline of an activation; token ids stand for the activation that they have."""
+    """The baseline of an activation; for token ids it is the activation that they have."""
     activation, ids = varied.values[0], _ids_place(varied.inputs, baseline)
     if ids is None:
         return _start(baseline, activation)

@@ -147,9 +147,8 @@ def ablate_channels(
 ) -> ImageResult:
     """How much the target changes when one channel at a point is zero: f(zeroed) − f(whole), for each row and channel.
 
-        >>> networks.ablate_channels(net, x, at="fc1", target=1).top(2)
-        batch  channel  value
-        0      …
+        >>> networks.ablate_channels(net, x, at="fc1", target=1).shape
+        (1, 8)
 
     `dim` is the axis of the channels: -1 for the units of [batch, position, unit]; of an attention pattern
     ("attn.pattern"), axis 1 has the heads. `result.mean("batch").top()` ranks them.

@@ -131,8 +131,8 @@ def top_inputs(
                 raise HooklineError(f"{point.name!r} has {len(of_rows)} rows for a batch of {batch.rows}")
             values = torch.cat([values, of_rows.float().cpu()])
             rows = torch.cat([rows, torch.arange(start, start + batch.rows)])
-            pictures = image_among(batch.values)
-            images += [None] * batch.rows if pictures is None else list(pictures)
+            of_batch = image_among(batch.values)
+            images += [None] * batch.rows if of_batch is None else list(of_batch)
             best = values.argsort(descending=True, stable=True)[:k].tolist()
             values, rows, images = values[best], rows[best], [images[at] for at in best]
             start += batch.rows

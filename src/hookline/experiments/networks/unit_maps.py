@@ -1,4 +1,4 @@
-"""Feature maps: the activation at a point, as a picture of its channels."""
+"""Feature maps: the activation at a point, drawn as one image with all channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookline.experiments.networks.network_runs import attributing, point_at, ru
 
 
 def feature_maps(net: Any, inputs: Any, at: Any) -> ImageResult:
-    """The activation at a point; `.plot()` draws each channel of [batch, channel, height, width] as a picture.
+    """The activation at a point; `.plot()` draws all channels of [batch, channel, height, width] side by side.
 
     >>> networks.feature_maps(net, x, at="fc1").values.shape
     torch.Size([1, 8])
