@@ -2,10 +2,10 @@
 
     python benchmarks/parity_captum.py --captum FOLDER --torchvision FOLDER [--rounds 3] [--only resnet18]
 
-The folders are where captum and torchvision are installed (`pip install --no-deps --target FOLDER …`); they are searched
-after this environment's own, so that both libraries run with the same torch. Weights are random. A difference is
-relative to the largest absolute value of captum's result. Time is hookline's divided by captum's, the least of
-some rounds each; the network is wrapped once, as captum's object is made once.
+The folders are where captum and torchvision are installed (`pip install --no-deps --target FOLDER …`). They are
+searched after this environment's own, so that both libraries run with the same torch. Weights are random. A difference
+is relative to the largest absolute value of captum's result. Time is hookline's divided by captum's, the least of some
+rounds each; the network is wrapped once, as captum's object is made once.
 """
 
 from __future__ import annotations

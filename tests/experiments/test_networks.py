@@ -495,3 +495,65 @@ def test_a_result_can_be_saved(cnn, x, tmp_path) -> None:
     result = networks.integrated_gradients(cnn, x, lambda y: y[:, 1], at="conv2", steps=2)
     result.save(tmp_path / "r.safetensors")
     assert torch.equal(hookline.experiments.result.Result.load(tmp_path / "r.safetensors").values, result.values)
+
+
+class Counting(nn.Linear):
+    """Counts the rows that it is called with."""
+
+    rows = 0
+
+    def forward(self, x):
+        self.rows += len(x)
+        return super().forward(x)
+
+
+class Residual(nn.Module):
+    """Layers before, at and around a point; one of them returns a tuple."""
+
+    def __init__(self, has_tuple: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.out = Counting(4, 6), Counting(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.relu, self.rnn = nn.ReLU(inplace=True), nn.GRU(6, 6, batch_first=True) if has_tuple else None
+
+    def forward(self, x):
+        h = self.relu(self.first(x))
+        if self.rnn is not None:
+            h = self.rnn(h[:, None])[0][:, 0]
+        h = h + self.second(h)
+        return self.out(self.third(h).tanh() + h)
+
+
+@pytest.mark.parametrize(
+    ("at", "has_tuple", "skips"), [("third", False, True), ("second", False, True), ("third", True, False)]
+)
+def test_layers_before_the_point_run_only_where_they_must(at, has_tuple, skips) -> None:
+    torch.manual_seed(0)
+    net, x = Residual(has_tuple).eval(), torch.randn(2, 4)
+    expected = []
+    for channel in range(6):
+        handle = net.get_submodule(at).register_forward_hook(
+            lambda module, args, out, channel=channel: out.index_fill(1, torch.tensor([channel]), 0.0)
+        )
+        expected.append((net(x)[:, 1]).detach())
+        handle.remove()
+    net.first.rows = 0
+    result = networks.ablate_channels(net, x, at, 1)
+    torch.testing.assert_close(result.values, (torch.stack(expected) - net(x)[:, 1].detach()).T)
+    assert (net.first.rows <= 12) is skips
+    path = networks.integrated_gradients(net, x, 1, at, baseline=0.3)
+    net.train()
+    in_full = networks.integrated_gradients(net, x, 1, at, baseline=0.3)
+    torch.testing.assert_close(path.values, in_full.values)
+
+
+def test_added_hooks_act_in_every_run() -> None:
+    torch.manual_seed(0)
+    net, x = hookline.hook(Residual().eval()), torch.randn(2, 4)
+    plain = networks.ablate_channels(net, x, "third", 1)
+    remove = net.add_hook("first", lambda h: h * 2)
+    doubled = networks.ablate_channels(net, x, "third", 1)
+    remove()
+    net.module.first.weight.data *= 2
+    net.module.first.bias.data *= 2
+    torch.testing.assert_close(doubled.values, networks.ablate_channels(net, x, "third", 1).values)
+    assert not torch.allclose(doubled.values, plain.values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hookline.engine import Hooked, HookPoint
 from hookline.errors import HooklineError, a_type
 from hookline.experiments.core.prompts import warn_of_dropout
+from hookline.experiments.networks.after_point import AfterPoint, proved
 from hookline.experiments.networks.network_inputs import NetworkInputs
 from hookline.experiments.networks.network_target import NetworkTarget, is_per_row
 from hookline.loading import hook
@@ -93,6 +94,9 @@ class Varied(Protocol):
     def run(self, values: Sequence[Tensor], copies: int = 1) -> Any:
         """The output for other values, of `copies` batches one after the other."""
 
+    def skip(self, values: Sequence[Tensor], is_same: Callable[[Any], bool]) -> None:
+        """Leave out of later runs what they have in common, if `is_same` of the output for these two batches."""
+
 
 @dataclass
 class VariedInputs:
@@ -123,12 +127,16 @@ class VariedInputs:
         batch = self.inputs.copies(copies).with_values(self.places, [value.clone() for value in values])
         return batch.call(self.net)
 
+    def skip(self, values: Sequence[Tensor], is_same: Callable[[Any], bool]) -> None:
+        """See `Varied`: runs on other inputs have nothing in common."""
+
 
 class VariedActivation:
     """The activation at one point of a network."""
 
     def __init__(self, net: Hooked, inputs: NetworkInputs, at: Any) -> None:
         self.net, self.inputs, self.point = net, inputs, point_at(net, at)
+        self._after: AfterPoint | None = None
 
     @property
     def rows(self) -> int:
@@ -152,9 +160,15 @@ class VariedActivation:
 
     def run(self, values: Sequence[Tensor], copies: int = 1) -> Any:
         """See `Varied`."""
+        if self._after is not None:
+            return self._after.run(values[0], copies)
         hooks = [(key_of(self.point), lambda activation: values[0].clone())]  # noqa: ARG005
         batch = self.inputs.copies(copies).changed(torch.clone)
         return batch.call(self.net.run_with_hooks, fwd_hooks=hooks)
+
+    def skip(self, values: Sequence[Tensor], is_same: Callable[[Any], bool]) -> None:
+        """See `Varied`: the modules before the point do the same in all runs."""
+        self._after = proved(self.net, self.inputs, self.point, values[0], is_same)
 
 
 def point_at(net: Hooked, at: Any) -> HookPoint:
@@ -244,9 +258,17 @@ class Stacks:
             return False
         if not is_per_row(output, 2 * rows):
             return False
-        alone, (before, behind) = target.per_group(varied.output)[0], target.per_group(output, 2)
-        tolerance = 1e-3 if alone.dtype in (torch.float32, torch.float64) else 3e-2
-        scale = max(float(alone.abs().max()), float(behind.abs().max()))
-        is_separate = bool((alone - behind).abs().max() <= tolerance * scale)
-        self.values_of_other = before if is_separate else None
-        return is_separate
+        alone, both_values = target.per_group(varied.output)[0], target.per_group(output, 2)
+        if not _are_close(alone, both_values[1]):
+            return False
+        self.values_of_other = both_values[0]
+        with torch.no_grad():
+            varied.skip(both, lambda output: _are_close(both_values, target.per_group(output, 2)))
+        return True
+
+
+def _are_close(values: Tensor, others: Tensor) -> bool:
+    """Whether values differ by rounding only; NaN is not close to anything."""
+    tolerance = 1e-3 if values.dtype in (torch.float32, torch.float64) else 3e-2
+    scale = max(float(values.abs().max()), float(others.abs().max()))
+    return bool((values - others).abs().max() <= tolerance * scale)
