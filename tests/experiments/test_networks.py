@@ -557,3 +557,38 @@ def test_added_hooks_act_in_every_run() -> None:
     net.module.first.bias.data *= 2
     torch.testing.assert_close(doubled.values, networks.ablate_channels(net, x, "third", 1).values)
     assert not torch.allclose(doubled.values, plain.values)
+
+
+def test_compiled_networks_run_uncompiled(cnn, x) -> None:
+    compiled = torch.compile(cnn, backend="eager")
+    torch.testing.assert_close(networks.saliency(compiled, x, 1).values, networks.saliency(cnn, x, 1).values)
+    torch.testing.assert_close(
+        networks.guided_backprop(compiled, x, 1).values, networks.guided_backprop(cnn, x, 1).values
+    )
+
+
+def test_the_batch_must_be_first() -> None:
+    with pytest.raises(HooklineError):
+        networks.maximize(nn.Conv2d(3, 4, 3), "output", 1, shape=(3, 8, 8), steps=2)
+    time_first = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Unflatten(0, (2, 3)))
+    with pytest.raises(HooklineError):
+        networks.saliency(time_first, torch.randn(6, 4), 1)
+    assert networks.saliency(time_first, torch.randn(6, 4), lambda y: y[0, 0, 1]).shape == (6, 4)
+
+
+def test_batches_with_labels_are_refused() -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(20, 4), torch.arange(20))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    with pytest.raises(HooklineError, match="loader"):
+        networks.top_inputs(nn.Linear(4, 3), loader, "output", 1)
+    assert networks.top_inputs(nn.Linear(4, 3), (x for x, _ in loader), "output", 1, k=2).shape == (2,)
+
+
+def test_a_language_model_has_the_axes_of_its_points() -> None:
+    model = hookline.load("tinyworld")
+    ids = model.to_tokens("The capital of France is")
+    result = networks.gradient_x_activation(model, ids, "blocks.1.attn.hook_z", lambda logits: logits[:, -1, 5])
+    assert result.axes == ("batch", "pos", "head", "feature")
+    assert networks.occlusion(model, ids, lambda logits: logits[:, -1, 5], 1, baseline=3).axes == ("batch", "pos")
+    path = networks.integrated_gradients(model, ids, lambda logits: logits[:, -1, 5], at="hook_embed", steps=64)
+    assert path.info["error"] < 0.01

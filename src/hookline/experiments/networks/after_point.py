@@ -62,7 +62,7 @@ def proved(
     if not _is_plain(net, point):
         return None
     before, count = _before(net, inputs, point)
-    if count < _LEAST_SHARE * len(list(net.module.modules())):
+    if not before or count < _LEAST_SHARE * len(list(net.module.modules())):
         return None
     after = AfterPoint(net, inputs, point, before)
     for after.is_empty in (True, False):

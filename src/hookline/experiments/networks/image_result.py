@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.engine import HookPoint
 from hookline.experiments.core.labels import Label, needed
 from hookline.experiments.result import Result
 
@@ -19,6 +20,10 @@ _AXES = {
     3: ("batch", "pos", "feature"),
     4: ("batch", "channel", "height", "width"),
     5: ("batch", "channel", "depth", "height", "width"),
+}
+_LETTERS = {
+    **{"b": "batch", "p": "pos", "k": "key", "h": "head", "g": "kv_head", "E": "expert", "K": "choice", "V": "token"},
+    **{"d": "feature", "e": "feature", "m": "feature", "1": "scale"},
 }
 _COLORS = (1, 3)
 """Numbers of channels of images: gray, or red, green and blue."""
@@ -82,6 +87,13 @@ def network_result(
     )
     coords: dict[str, list[Label]] = {axis: list(range(size)) for axis, size in zip(named, values.shape, strict=True)}
     return ImageResult(values, named, coords, name, info, images=images)
+
+
+def axes_of(point: HookPoint, x: Tensor) -> tuple[str, ...] | None:
+    """The axes of an activation by those of its point, if they are known."""
+    letters = point.axes.split()
+    names = tuple(_LETTERS.get(letter, letter) for letter in letters)
+    return names if len(letters) == x.ndim and len({*names}) == x.ndim else None
 
 
 def image_among(values: Sequence[Any]) -> Tensor | None:

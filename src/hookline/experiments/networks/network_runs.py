@@ -20,10 +20,11 @@ from hookline.experiments.networks.network_target import NetworkTarget, is_per_r
 from hookline.loading import hook
 from hookline.transformer.memory.halving import BatchFitter
 
-_BYTES_PER_THREAD = 2**18
-_BYTES_ON_A_DEVICE = 2**26
-"""How much of what is varied goes through the network at once. Its activations are many times as large: on a CPU they
-then stay in its caches, which is twice as fast for a small network; elsewhere they fit into memory, or are halved."""
+_BYTES_PER_THREAD, _MOST_BYTES_ON_CPU, _MOST_BYTES = 2**18, 2**22, 2**26
+_ROWS_AT_ONCE = 64
+"""How much of what is varied goes through the network at once; its activations are many times as large. On a CPU they
+should stay in its caches, which is twice as fast for a small CNN, but for matrix products there should be many rows.
+Elsewhere they should fit into memory; if not, they are halved."""
 
 
 def wrapped(net: Any) -> Hooked:
@@ -48,6 +49,8 @@ def attributing(net: Hooked, *, with_grad: bool = True) -> Iterator[None]:
         )
     statistics = [(buffer, buffer.clone()) for module in _learning(root) for buffer in module.buffers(recurse=False)]
     with ExitStack() as stack:
+        if any(_is_compiled(module) for module in root.modules()):
+            stack.enter_context(net.hooks(fwd_hooks=[("output", _read)]))  # compiled code then runs uncompiled
         if torch.is_inference_mode_enabled() and with_grad:
             stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(with_grad))
@@ -57,6 +60,14 @@ def attributing(net: Hooked, *, with_grad: bool = True) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, before in statistics:
                     buffer.copy_(before)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def _read(_: Tensor) -> None:
+    """A hook that does nothing."""
 
 
 def _learning(root: nn.Module) -> list[nn.Module]:
@@ -232,13 +243,10 @@ class Stacks:
 
     def __init__(self, net: Hooked, varied: Varied, target: NetworkTarget, other: Sequence[Tensor]) -> None:
         self._fit = BatchFitter("variants")
-        nbytes = sum(x.nbytes for x in varied.values) or 1
-        is_cpu = varied.values[0].device.type == "cpu"
-        at_once = _BYTES_PER_THREAD * torch.get_num_threads() if is_cpu else _BYTES_ON_A_DEVICE
         self.values_of_other: Tensor | None = None
         """The target of each row for the other values, if they ran."""
         is_separate = not _learning(net.module) and self._are_separate(varied, target, other)
-        self._most = max(1, at_once // nbytes) if is_separate else 1
+        self._most = max(1, _at_once(varied)) if is_separate else 1
 
     def parts(self, count: int, run: Any) -> Iterator[tuple[Sequence[int], Any]]:
         """Call `run` on parts of the numbers below `count`, and yield each part with what it returned."""
@@ -265,6 +273,15 @@ class Stacks:
         with torch.no_grad():
             varied.skip(both, lambda output: _are_close(both_values, target.per_group(output, 2)))
         return True
+
+
+def _at_once(varied: Varied) -> int:
+    """How many variants should run at once."""
+    nbytes = sum(x.nbytes for x in varied.values) or 1
+    if varied.values[0].device.type != "cpu":
+        return _MOST_BYTES // nbytes
+    in_caches = _BYTES_PER_THREAD * torch.get_num_threads() // nbytes
+    return max(in_caches, min(_ROWS_AT_ONCE // varied.rows, _MOST_BYTES_ON_CPU // nbytes))
 
 
 def _are_close(values: Tensor, others: Tensor) -> bool:

@@ -36,7 +36,7 @@ class NetworkTarget:
         """
         if self.function is not None:
             return torch.stack([self._called(group) for group in split(output, self.rows, groups)])
-        logits = self._logits(output).reshape(groups, self.rows, -1)
+        logits = self._logits(output, groups).reshape(groups, self.rows, -1)
         if self.index is None:
             return logits[..., 0]
         index = self.index.to(logits.device)
@@ -73,7 +73,7 @@ class NetworkTarget:
             )
         return value.reshape(self.rows) if value.ndim else value
 
-    def _logits(self, output: Any) -> Tensor:
+    def _logits(self, output: Any, groups: int = 1) -> Tensor:
         """The numbers of each row, as [row] or [row, index]."""
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
@@ -85,6 +85,11 @@ class NetworkTarget:
             raise HooklineError(
                 f"the network's output has the shape {list(logits.shape)}, so an index is not one number per row: "
                 f"pass a function as target, such as lambda output: output[:, -1, 3]"
+            )
+        if len(logits) != self.rows * groups:
+            raise HooklineError(
+                f"the output has {how_many(len(logits), 'row')}, and the inputs {self.rows * groups}: the first axis "
+                f"of both must be the batch. Otherwise pass a target function that returns one number"
             )
         return logits
 

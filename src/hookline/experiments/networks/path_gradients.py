@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.networks.image_result import image_among, network_result
+from hookline.experiments.networks.image_result import axes_of, image_among, network_result
 from hookline.experiments.networks.network_inputs import NetworkInputs
 from hookline.experiments.networks.network_runs import (
     Stacks,
@@ -58,7 +58,8 @@ def integrated_gradients(
         error = _error(varied, starts, chosen, stacks, values)
     info = {"about": "integrated gradients", "target": chosen.text, "steps": steps, "error": error}
     if at is not None:
-        return network_result(values[0], "integrated_gradients", info | {"at": activation.point.name})
+        axes = axes_of(activation.point, values[0])
+        return network_result(values[0], "integrated_gradients", info | {"at": activation.point.name}, axes=axes)
     results = {
         place: network_result(value, "integrated_gradients", info, images=image_among([batch.values[place]]))
         for place, value in zip(places, values, strict=True)

@@ -55,7 +55,9 @@ def occlusion(
             chosen = NetworkTarget(target, varied.output, varied.rows)
             values = _occluded(wrapper, varied, boxes, chosen, baselines[place], progress)
             info = {"about": "occlusion", "target": chosen.text, "windows": len(boxes)}
-            results[place] = network_result(values, "occlusion", info, images=image_among([batch.values[place]]))
+            axes = ("batch", "pos") if values.ndim == 2 and not varied.values[0].is_floating_point() else None
+            images = image_among([batch.values[place]])
+            results[place] = network_result(values, "occlusion", info, images=images, axes=axes)
     return batch.packed(results)
 
 

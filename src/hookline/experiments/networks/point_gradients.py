@@ -8,8 +8,9 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from hookline.engine import HookPoint
 from hookline.errors import HooklineError
-from hookline.experiments.networks.image_result import image_among, network_result
+from hookline.experiments.networks.image_result import axes_of, image_among, network_result
 from hookline.experiments.networks.network_inputs import NetworkInputs
 from hookline.experiments.networks.network_runs import (
     attributing,
@@ -40,11 +41,12 @@ def grad_cam(
     wrapper, batch = wrapped(net), NetworkInputs.of(inputs)
     if size not in ("map", "input"):
         raise HooklineError(f'size must be "map" or "input", got {size!r}')
-    chosen, activation, gradient = _activation_and_gradient(wrapper, batch, at, target)
+    point = point_at(wrapper, at)
+    chosen, activation, gradient = _activation_and_gradient(wrapper, batch, point, target)
     if activation.ndim < 3:
         raise HooklineError(
-            f"Grad-CAM needs an activation with channels and places; {at!r} has the shape {list(activation.shape)}: "
-            f"use gradient_x_activation"
+            f"Grad-CAM needs an activation with channels and places; {point.name!r} has the shape "
+            f"{list(activation.shape)}: use gradient_x_activation"
         )
     channels_first = [x.movedim(_checked_dim(dim, x), 1) for x in (activation, gradient)]
     weights = channels_first[1].flatten(2).mean(-1).reshape(*channels_first[1].shape[:2], *[1] * (activation.ndim - 2))
@@ -53,7 +55,7 @@ def grad_cam(
     axes = {1: ("batch", "pos"), 2: ("batch", "height", "width"), 3: ("batch", "depth", "height", "width")}
     if size == "input":
         heat = _enlarged(heat, images)
-    info = {"about": "Grad-CAM", "target": chosen.text, "at": str(at)}
+    info = {"about": "Grad-CAM", "target": chosen.text, "at": point.name}
     return network_result(heat, "grad_cam", info, images=images, axes=axes.get(heat.ndim - 1))
 
 
@@ -72,11 +74,11 @@ def _checked_dim(dim: int, x: Tensor) -> int:
 
 
 def _activation_and_gradient(
-    wrapper: Any, batch: NetworkInputs, at: Any, target: Target
+    wrapper: Any, batch: NetworkInputs, point: HookPoint, target: Target
 ) -> tuple[NetworkTarget, Tensor, Tensor]:
     """The target, the activation at a point, and the gradient of the target there."""
     with attributing(wrapper):
-        output, leaf = run_noting(wrapper, batch, point_at(wrapper, at), as_leaf=True)
+        output, leaf = run_noting(wrapper, batch, point, as_leaf=True)
         chosen = NetworkTarget(target, output, batch.rows)
         return chosen, leaf.detach(), target_gradients(chosen.per_group(output), [leaf])[0]
 
@@ -88,9 +90,10 @@ def gradient_x_activation(net: Any, inputs: Any, at: Any, target: Target = None)
     torch.Size([1, 8])
     """
     wrapper, batch = wrapped(net), NetworkInputs.of(inputs)
-    chosen, activation, gradient = _activation_and_gradient(wrapper, batch, at, target)
-    info = {"about": "gradient times activation", "target": chosen.text, "at": str(at)}
-    return network_result(gradient * activation, "gradient_x_activation", info)
+    point = point_at(wrapper, at)
+    chosen, activation, gradient = _activation_and_gradient(wrapper, batch, point, target)
+    info = {"about": "gradient times activation", "target": chosen.text, "at": point.name}
+    return network_result(gradient * activation, "gradient_x_activation", info, axes=axes_of(point, activation))
 
 
 def neuron_gradient(net: Any, inputs: Any, at: Any, unit: int | Sequence[int] | Callable[[Tensor], Tensor]) -> Any:

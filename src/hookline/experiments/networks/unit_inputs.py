@@ -20,6 +20,7 @@ from hookline.experiments.networks.network_runs import (
     wrapped,
     wrong_count,
 )
+from hookline.functions.signatures import parameters_of
 
 
 def maximize(
@@ -90,6 +91,11 @@ def _mean_activation(wrapper: Any, point: Any, x: Tensor, channel: int, dim: int
     wrapper.run_with_hooks(x.clone(), fwd_hooks=[(point, activations.append)])
     if len(activations) != 1:
         raise wrong_count(point, len(activations))
+    if len(activations[0]) != len(x):
+        raise HooklineError(
+            f"{point.name!r} has the shape {list(activations[0].shape)} for an input of shape {list(x.shape)}: shape "
+            f"needs the batch first, as (1, 3, 64, 64)"
+        )
     return _of_channel(activations[0], channel, dim).mean()
 
 
@@ -121,6 +127,7 @@ def top_inputs(
     with attributing(wrapper, with_grad=False), torch.no_grad():
         for inputs in _batches(data, batch_size):
             batch = NetworkInputs.of(inputs)
+            _check_arguments(wrapper.module, batch)
             activation = run_noting(wrapper, batch, point)[1]
             of_rows = (
                 _of_channel(activation, channel, dim).flatten(1).amax(1)
@@ -142,6 +149,16 @@ def top_inputs(
     info = {"about": "inputs that excite a channel", "at": point.name, "channel": channel, "rows": start}
     has_images = all(image is not None and image.shape == images[0].shape for image in images)
     return ImageResult(values, ("row",), coords, "activation", info, images=torch.stack(images) if has_images else None)
+
+
+def _check_arguments(module: Any, batch: NetworkInputs) -> None:
+    names, by_position = parameters_of(module)
+    takes_any = any(name in ("args", "kwargs", "inputs") for name in names)
+    if batch.names is None and by_position and len(batch.values) > by_position and not takes_any:
+        raise HooklineError(
+            f"a batch has {len(batch.values)} values, but forward takes {by_position}: yield the inputs only, as in "
+            f"(x for x, _ in loader)"
+        )
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hookline.experiments.networks.image_result import ImageResult, network_result
+from hookline.experiments.networks.image_result import ImageResult, axes_of, network_result
 from hookline.experiments.networks.network_inputs import NetworkInputs
 from hookline.experiments.networks.network_runs import attributing, point_at, run_noting, wrapped
 
@@ -21,4 +21,5 @@ def feature_maps(net: Any, inputs: Any, at: Any) -> ImageResult:
     point = point_at(wrapper, at)
     with attributing(wrapper, with_grad=False), torch.no_grad():
         activation = run_noting(wrapper, batch, point)[1]
-    return network_result(activation, "activation", {"about": "feature maps", "at": point.name})
+    info = {"about": "feature maps", "at": point.name}
+    return network_result(activation, "activation", info, axes=axes_of(point, activation))
