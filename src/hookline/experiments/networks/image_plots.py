@@ -59,7 +59,8 @@ def _ranked(result: ImageResult, title: str | None) -> Figure:
 
 
 def _heading(result: ImageResult) -> str:
-    return " ".join(str(part) for part in (result.info.get("about", result.name), result.info.get("at")) if part)
+    about = str(result.info.get("about", result.name))
+    return f"{about} at {result.info['at']}" if "at" in result.info else about
 
 
 def _placed(image: Tensor) -> PlacedImage:
