@@ -18,7 +18,18 @@ MODULES = (
         "head_detectors",
         "images",
     ),
-    *("jacobian", "logit_attribution", "logit_lens", "metrics", "patching", "paths", "probes", "reading", "relevance"),
+    *(
+        "jacobian",
+        "logit_attribution",
+        "logit_lens",
+        "metrics",
+        "networks",
+        "patching",
+        "paths",
+        "probes",
+        "reading",
+        "relevance",
+    ),
     *("steering", "tracing"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -341,8 +342,17 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
             return runs.annotated(plan, hooks, [self._points.find(row.name) for row in plan if row.use == "cache"])
         return with_shapes(self, super().plan(names_filter, fwd_hooks, bwd_hooks), self.to_inputs(prompt, images))
 
-    def points(self, names_filter: Filter = None, input: Any = None, *, images: Images | None = None) -> Plan:
+    def points(
+        self,
+        names_filter: Filter = None,
+        input: Any = None,
+        *,
+        type: builtins.type[nn.Module] | None = None,
+        images: Images | None = None,
+    ) -> Plan:
         """The points as a table; with an input, text, tokens or text with images (see `plan`), also their shapes.
+
+        `type` selects the outputs of all modules of exactly this class: `model.points(type=nn.LayerNorm)`.
 
         Examples:
             >>> model.points("blocks.*.attn.hook_z", "Hello")
@@ -355,8 +365,8 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         """
         prompt, images = self._read(input, images)
         if images is None:
-            return super().points(names_filter, self._for_plan(prompt))
-        return with_shapes(self, super().points(names_filter), self.to_inputs(prompt, images))
+            return super().points(names_filter, self._for_plan(prompt), type=type)
+        return with_shapes(self, super().points(names_filter, type=type), self.to_inputs(prompt, images))
 
     def example_tokens(self) -> Int[Tensor, "batch pos"]:
         """Two short rows of token ids, for trying things out."""

@@ -9,9 +9,19 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torch import nn
 
 Filter: TypeAlias = (
-    str | int | tuple[Any, ...] | nn.Module | re.Pattern[str] | Callable[[str], bool] | Iterable["Filter"] | None
+    str
+    | int
+    | tuple[Any, ...]
+    | nn.Module
+    | type[nn.Module]
+    | re.Pattern[str]
+    | Callable[[str], bool]
+    | Iterable["Filter"]
+    | dict[str, Any]
+    | None
 )
-"""Which points: a name in any dialect, a glob, a regex, a predicate, a point, a module, or a list of these."""
+"""Which points: a name in any dialect, a glob, a regex, a predicate, a point, a module, a class of modules (the outputs
+of all modules of exactly this class), or a list of these; or a dict from new names to points."""
 
 HookFunction: TypeAlias = Callable[..., Any]
 """A hook: `hook(activation)` or `hook(activation, hook)`."""

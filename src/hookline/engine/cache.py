@@ -65,7 +65,14 @@ class ActivationCache(Mapping[str, Tensor]):
 
     @cached_property
     def _keys(self) -> dict[str, str]:
-        return {self._canonical(key): key for key in self._tensors}
+        return {self._canonical_key(key): key for key in self._tensors}
+
+    def _canonical_key(self, key: str) -> str:
+        """The one name of a key of this cache; a new name that the filter gave a point is its only one."""
+        try:
+            return self._canonical(key)
+        except UnknownPointError:
+            return key
 
     def _canonical(self, key: str) -> str:
         """The one name for all names of a point, or of its gradient."""

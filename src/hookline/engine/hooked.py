@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -314,9 +315,17 @@ class Hooked:
             uses += [(point, "cache") for point in self._points.select(names_filter)]
         return make_plan(self._points, uses, input)
 
-    def points(self, names_filter: Filter = None, input: Any = None) -> Plan:
-        """Return the points as a table: name, module, and with an `input` their shapes."""
-        return make_plan(self._points, [(point, "") for point in self._points.select(names_filter)], input)
+    def points(
+        self, names_filter: Filter = None, input: Any = None, *, type: builtins.type[nn.Module] | None = None
+    ) -> Plan:
+        """Return the points as a table: name, module, and with an `input` their shapes.
+
+        `type` selects the outputs of all modules of exactly this class: `net.points(type=nn.Linear)`.
+        """
+        if type is not None and names_filter is not None:
+            raise HooklineError("points(…) takes names_filter or type, not both")
+        chosen = self._points.select(names_filter if type is None else type)
+        return make_plan(self._points, [(point, "") for point in chosen], input)
 
     def add_hook(
         self,

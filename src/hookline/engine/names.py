@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import translate
@@ -345,7 +346,7 @@ class Points:
         return [*dict.fromkeys([self.permanent, *(point.permanent for point in self._placed)])]
 
     def select(self, names: Filter) -> list[HookPoint]:
-        """Return the points that match a name, glob, regex, predicate, point, module, or a list of these; None: all."""
+        """Return the points of a filter (`types.Filter`); None: all."""
         self.keep_up()
         return self._select(names)
 
@@ -365,6 +366,10 @@ class Points:
             return [self._own(names)]
         if isinstance(names, re.Pattern):
             return self._matching(names, lambda name: names.search(name) is not None)
+        if isinstance(names, dict):
+            return self._renamed(names)
+        if isinstance(names, type) and issubclass(names, nn.Module):
+            return self._of_class(names)
         if callable(names) and not isinstance(names, type):
             return self._matching(names, names)
         shorthand = self._shorthand(names)
@@ -372,8 +377,8 @@ class Points:
             return [self._named(shorthand)]
         if not isinstance(names, Iterable) or isinstance(names, bytes | type):
             raise HooklineError(
-                "a filter is a name, a glob, a compiled regex, a predicate, a point, a module, or a list of these, "
-                f"not {names!r}"
+                "a filter is a name, a glob, a compiled regex, a predicate, a point, a module, a class of modules, a "
+                f"list of these, or a dict from new names to points, not {names!r}"
             )
         return self._united(names)
 
@@ -385,6 +390,50 @@ class Points:
         if not chosen:
             raise no_match(names, self.hook_dict)
         return [*chosen.values()]
+
+    def _of_class(self, kind: type[nn.Module]) -> list[HookPoint]:
+        """The outputs of all modules of exactly this class, under their native names."""
+        modules = [module for module in self._paths if type(module) is kind]
+        if not modules:
+            counts = Counter(type(module).__name__ for module in self._paths)
+            counted = ", ".join(f"{name} ({count})" for name, count in counts.most_common(12))
+            derived = {type(module).__name__ for module in self._paths if isinstance(module, kind)}
+            hint = f" Of classes derived from it: {', '.join(sorted(derived))}." if derived else ""
+            raise UnknownPointError(
+                f"no module of this model is of the class {kind.__name__} itself.{hint} Its classes are {counted}"
+            )
+        for module in modules:
+            self._event(self._paths[module])  # raises for what torch hooks do not see
+        return [self._point(module, Kind.OUTPUT) for module in modules]
+
+    def _renamed(self, names: dict[Any, Any]) -> list[HookPoint]:
+        """The points of a dict, each under its new name."""
+        if not names:
+            raise no_match(names, self.hook_dict)
+        return [self._under_new_name(new, asked) for new, asked in names.items()]
+
+    def _under_new_name(self, new: Any, asked: Any) -> HookPoint:
+        if not isinstance(new, str) or not new or "#" in new or new.endswith("_grad"):
+            raise HooklineError(f"a new name is a string without '#' and without '_grad' at its end, not {new!r}")
+        points = self._select(asked)
+        if len(points) != 1:
+            raise HooklineError(
+                f"each new name is for one point, but {asked!r}, called {new!r} here, matches {len(points)}: "
+                f"{[point.name for point in points][:8]}"
+            )
+        if self._means_another(new, points[0]):
+            raise HooklineError(f"{new!r} is the name of another point of this model: rename {asked!r} differently")
+        return points[0].renamed(new)
+
+    def _means_another(self, name: str, point: HookPoint) -> bool:
+        """Whether a name is that of another point; "scores" is free, though any module may compute attention."""
+        if name in NAMES:
+            return False
+        try:
+            named = self._named(name)
+        except UnknownPointError:
+            return False
+        return (named.site, named.only) != (point.site, point.only)
 
     def _all(self) -> list[HookPoint]:
         if not self.hook_dict:

@@ -120,6 +120,8 @@ class HookPoint(nn.Module):
     axes: str
     ctx: dict[Any, Any]
     only: int | None
+    is_renamed: bool = False
+    """Whether its name is one that only its user knows."""
     _canonical_name: str
     _site: Site | None
     _permanent: PermanentHooks
@@ -151,6 +153,13 @@ class HookPoint(nn.Module):
             return self
         view = HookPoint.at_site(name, self.site, self._permanent, self.axes, only)
         view.ctx, view._canonical_name = self.ctx, self._canonical_name
+        return view
+
+    def renamed(self, name: str) -> HookPoint:
+        """Return this point under a name of the user's, which is its name in caches and stores."""
+        view = self.alias(name, self.only)
+        if view is not self:
+            vars(view)["is_renamed"] = True
         return view
 
     def join(self, name: str, standing: PermanentHooks) -> HookPoint:

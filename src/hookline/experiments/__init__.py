@@ -7,7 +7,8 @@
 much some edges account for; `ablation` and `tracing` remove or restore activations; `logit_attribution`, `logit_lens`
 and `head_detectors` read a run as it is, and `graphs` what each feature adds to each other; `jacobian` and `reading`
 translate activations into tokens; `steering`, `contrast` and `probes` compare kinds of prompts; `images` is for
-vision-language models. `metrics` are what they all measure. `figures` shows attention and values over a text.
+vision-language models, and `networks` for any `nn.Module`. `metrics` are what they all measure. `figures` shows
+attention and values over a text.
 """
 
 from importlib import import_module
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         logit_attribution,
         logit_lens,
         metrics,
+        networks,
         patching,
         paths,
         probes,
@@ -53,6 +55,7 @@ __all__ = [
     "logit_attribution",
     "logit_lens",
     "metrics",
+    "networks",
     "patching",
     "paths",
     "probes",

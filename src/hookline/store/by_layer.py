@@ -25,7 +25,7 @@ from hookline.loading import load
 from hookline.model import HookedModel
 from hookline.progress import progress_bar, tell
 from hookline.store.examples import Examples
-from hookline.store.harvesting import Computed, Harvest, as_rows
+from hookline.store.harvesting import Computed, Harvest, as_rows, column_name
 from hookline.store.identity import identity
 from hookline.store.layer_weights import EMBED, HEAD, REST, LayerWeights, layers_device
 from hookline.store.manifest import Manifest, Progress
@@ -239,7 +239,7 @@ class LayerHarvest(Harvest):
             streams = [*leaving.values().values()]
         axes = {point.name: point.axes for point in points}
         values = {
-            model.index.canonical_name(name): as_rows(name, x, axes.get(name, ""), batch)
+            column_name(model, points, name): as_rows(name, x, axes.get(name, ""), batch)
             for name, x in recorder.values().items()
         }
         return values, streams[0] if streams else None
@@ -276,7 +276,7 @@ class LayerHarvest(Harvest):
         if stage.layer < 0:
             return outside
         first = self._files.notes["first"]
-        return [point for point in outside if self.model.index.canonical_name(point.name) not in first]
+        return [point for point in outside if column_name(self.model, outside, point.name) not in first]
 
     def _last_stage(self) -> int:
         """The index of the last stage that has points."""

@@ -132,7 +132,7 @@ class Harvest:
         self.team = Team(sharding.processes.get(model.index.root))
         self._fit = BatchFitter("examples")
         self.points = model.index.select(points)
-        self._asked = {model.index.canonical_name(point.name): point.name for point in self.points}
+        self._asked = {column_name(model, self.points, point.name): point.name for point in self.points}
         _check_steady(model.module)
         self._was = self._switch()
         if isinstance(model, HookedModel):
@@ -353,8 +353,14 @@ def _run(model: Hooked, points: Sequence[HookPoint], batch: Batch, examples: Seq
     stops = isinstance(model, HookedModel) and all(point.axes for point in points)
     cache = model.cache(*args, names_filter=points, stop_early=stops, **kwargs)
     axes = {point.name: point.axes for point in points}
-    names = model.index
-    return {names.canonical_name(name): as_rows(name, x, axes.get(name, ""), batch) for name, x in cache.items()}
+    return {column_name(model, points, name): as_rows(name, x, axes.get(name, ""), batch) for name, x in cache.items()}
+
+
+def column_name(model: Hooked, points: Sequence[HookPoint], key: str) -> str:
+    """The column for a key of a cache of these points: the point's canonical name, or the new name that it has."""
+    base = key.partition("#")[0]
+    is_renamed = any(point.is_renamed and point.name == base for point in points)
+    return key if is_renamed else model.index.canonical_name(key)
 
 
 def as_rows(name: str, x: Tensor, axes: str, batch: Batch) -> Tensor:
@@ -376,7 +382,10 @@ def names_of(model: Hooked, name: str) -> list[str]:
     points, others = model.index, list[str]()
     if isinstance(points, ModelPoints) and name in points.hook_dict:
         others += other_names(name, points._stacks)
-    path = points._paths.get(points.find(name).site.module)
+    try:
+        path = points._paths.get(points.find(name).site.module)
+    except UnknownPointError:  # a new name that the filter gave a point
+        return others
     if not path:
         return others
     for native in (path, f"{path}.input"):

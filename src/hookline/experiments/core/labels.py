@@ -65,6 +65,8 @@ def checked_coords(coords: Any, axes: tuple[str, ...], values: Tensor) -> dict[s
 
 
 def _label(axis: str, label: Any) -> Label:
+    if type(label) is str or (type(label) is int and abs(label) <= _LARGEST):
+        return label
     plain = scalar(label)
     if not is_label(plain):
         raise HooklineError(f"a label is a number or a string, but axis {axis!r} has {label!r}")

@@ -96,23 +96,23 @@ def heat(
     shades = colors(cmap)
     if smooth:
         x0, y0, x1, y1 = placed.grid.extent
-        tints = _tints(_between(placed, values), norm, shades, alpha, clear)
-        ax.imshow(tints, extent=(x0, x1, y1, y0), aspect=placed.aspect, interpolation="nearest")
+        between = tints(_between(placed, values), norm, shades, alpha, clear)
+        ax.imshow(between, extent=(x0, x1, y1, y0), aspect=placed.aspect, interpolation="nearest")
         ax.set(xlim=(0, 1), ylim=(1, 0))
         return
     cells, boxes = _cells(placed)
     drawn = PatchCollection(boxes, edgecolor=(0.5, 0.5, 0.5, 0.25), linewidth=0.4)
-    drawn.set(facecolor=_tints(values[cells].numpy(), norm, shades, alpha, clear))
+    drawn.set(facecolor=tints(values[cells].numpy(), norm, shades, alpha, clear))
     ax.add_collection(drawn)
 
 
-def _tints(values: np.ndarray, norm: Normalize, colours: Colormap, alpha: float, clear: float) -> np.ndarray:
+def tints(values: np.ndarray, norm: Normalize, colours: Colormap, alpha: float, clear: float) -> np.ndarray:
     """RGBA colors of values."""
     placed, middle = norm(np.ma.masked_invalid(values)), float(norm(clear))
-    tints: np.ndarray = colours(placed)
+    rgba: np.ndarray = colours(placed)
     away = np.abs(np.ma.filled(placed, middle) - middle) / max(middle, 1 - middle)
-    tints[..., 3] = alpha * np.clip(away, 0, 1) ** 0.5
-    return tints
+    rgba[..., 3] = alpha * np.clip(away, 0, 1) ** 0.5
+    return rgba
 
 
 def _between(placed: PlacedImage, values: Tensor, times: int = 24) -> np.ndarray:
