@@ -69,6 +69,8 @@ def no_site(point: HookPoint) -> str | None:
 def _hook(action: HookAction) -> Placement:
     if action.on_error == "skip":
         return Placement(action, "eager", 'on_error="skip" needs Python')
+    if action.allows_shape:
+        return Placement(action, "eager", "allow_shape=True lets it change the shape")
     if action.choices is not None:
         return Placement(action, "eager", "the point has indices, which are checked")
     hook: Any = action.hook
