@@ -1,0 +1,207 @@
+"""watch: statistics of activations, gradients and updates while a network is trained."""
+
+from __future__ import annotations
+
+import sys
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookline.engine import Hooked, HookPoint, Run, compiling, undo
+from hookline.errors import HooklineError, NeverFiredWarning, warn
+from hookline.loading import hook
+from hookline.training.record import Record
+from hookline.training.steps import MeasuredStep, WeightsBefore
+from hookline.types import Filter
+
+
+def watch(net: nn.Module | Hooked, points: Filter = None, every: int = 50, to: Any = None) -> Watch:
+    """Record statistics of activations and gradients at every so many steps of a training.
+
+        with watch(net, every=50, to="watch.csv") as record:
+            train(net)
+        record.to_dataframe(); record.warnings; record.dead_units()
+
+    A step is one forward pass in training mode with gradients, counted from 0. At a due step the record gets, for each
+    point, statistics of its activation and of its gradient, and for each parameter those of its gradient; the update of
+    each parameter relative to its norm is in `record.updates`. In between nothing is attached to the network but a
+    counter. Statistics stay on the device until the step has ended, and are then copied together.
+
+    `points` are the outputs of all modules without submodules, or those that a filter selects, with the parameters
+    of their modules; names of parameters (`fc.weight`) may be among them. `to` is the path of a CSV file, a
+    `SummaryWriter` of TensorBoard, or a run of Weights & Biases.
+
+    Examples:
+        >>> with hookline.training.watch(net, every=1) as record:
+        ...     net(x).sum().backward()
+        >>> [(row.point, row.kind) for row in record.rows if row.point == "fc2"]
+        [('fc2', 'activation'), ('fc2', 'gradient')]
+    """
+    return Watch(net, points, every, to)
+
+
+class Watch(undo.UndoBlock):
+    """The context of `watch`: entering it returns the `Record`."""
+
+    def __init__(self, net: nn.Module | Hooked, points: Filter, every: int, to: Any) -> None:
+        if not isinstance(every, int) or every < 1:
+            raise HooklineError(f"every= is a number of steps, at least 1, not {every!r}")
+        self._net = hook(net)  # type: ignore[arg-type]
+        self._root = self._net.index.root
+        self._counted = _counted_module(self._net)
+        self._every, self._is_default = every, points is None
+        self._points, self._parameters = _selected(self._net, points)
+        self._has_series = any(isinstance(module, nn.Conv1d) for module in self._root.modules())
+        self.record = Record(to)
+        self._steps = 0
+        self._step: MeasuredStep | None = None
+        self._ended: MeasuredStep | None = None
+        self._weights: WeightsBefore | None = None
+        self._run: Run | None = None
+        self._handles: list[Any] = []
+        self._torch_hooks = self._begin, self._end_forward
+
+    def open(self) -> Record:
+        """Begin to count steps."""
+        self.record.begin()
+        begin, end = self._torch_hooks
+        self._counted.register_forward_pre_hook(begin)
+        self._counted.register_forward_hook(end, always_call=True)
+        return self.record
+
+    def close(self) -> None:
+        """Stop, with what was measured until now."""
+        for torch_hook in self._torch_hooks:
+            undo.remove_hook(self._counted, torch_hook)
+        self._leave_run(has_succeeded=False)
+        self._advance()
+        self._advance()
+        self._weights = None
+        if not self._steps and sys.exc_info()[0] is None:
+            warn(
+                f"watch saw no step: {type(self._counted).__name__} had no forward pass in training mode",
+                NeverFiredWarning,
+            )
+
+    def is_on(self, root: nn.Module) -> bool:
+        """Whether it watches this network."""
+        return self._root is root
+
+    def callback(self) -> Any:
+        """A callback for the `Trainer` of transformers or of Lightning, which opens and closes this context.
+
+        Trainer(model, arguments, train_dataset=data, callbacks=[watch(model, every=100, to="watch.csv").callback()])
+        """
+        from hookline.training.trainer_callback import WatchCallback  # imports transformers
+
+        return WatchCallback(self)
+
+    @compiling.untraced
+    def _begin(self, _module: nn.Module, _args: tuple[Any, ...]) -> None:
+        if self._run is not None or not (self._root.training and torch.is_grad_enabled()):
+            return
+        if self._ended is not None or self._step is not None or self._weights is not None:
+            self._advance()
+        number, self._steps = self._steps, self._steps + 1
+        if number % self._every == 0:
+            self._begin_step(number)
+
+    def _begin_step(self, number: int) -> None:
+        step = self._step = MeasuredStep(number, self.record)
+        self._weights = WeightsBefore(number, self._parameters)
+        for name, parameter in self._parameters:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(_note_gradient, step, name)))
+        actions = [action for point in self._points for action in self._actions(point, step)]
+        self._run = Run(self._root, actions, is_one_pass=True)
+        self._run.__enter__()
+
+    def _actions(self, point: HookPoint, step: MeasuredStep) -> list[Any]:
+        def note_activation(x: Tensor) -> None:
+            step.note(point.name, "activation", x, self._unit_axis(x))
+
+        def note_gradient(grad: Tensor) -> None:
+            step.note(point.name, "gradient", grad, self._unit_axis(grad))
+
+        actions = [point.action(note_activation), point.backward_action(note_gradient)]
+        for action in actions:
+            action.must_fire = not self._is_default
+        return actions
+
+    def _unit_axis(self, x: Tensor) -> int:
+        """The axis of channels or neurons: the second one of images, series and rows, the last one of texts."""
+        return 1 if x.ndim != 3 or self._has_series else -1
+
+    @compiling.untraced
+    def _end_forward(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        self._leave_run(has_succeeded=output is not None)
+
+    def _leave_run(self, *, has_succeeded: bool) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.__exit__(None if has_succeeded else RuntimeError, None, None)
+
+    def _advance(self) -> None:
+        """Read the numbers that are on their way to the host, and send those of the step that has ended."""
+        if self._ended is not None:
+            ended, self._ended = self._ended, None
+            ended.read()
+        if self._weights is not None:
+            updates = self._weights.read()
+            self.record.add_updates([*updates])
+            self._weights = None if updates else self._weights
+        if self._step is not None:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+            self._ended, self._step = self._step, None
+            self._ended.end()
+        if self._weights is not None:
+            self._weights.compare()
+
+
+def _note_gradient(step: MeasuredStep, name: str, parameter: nn.Parameter) -> None:
+    if parameter.grad is not None:
+        step.note(name, "gradient", parameter.grad)
+
+
+def _counted_module(net: Any) -> nn.Module:
+    """The module whose calls are steps: the network itself, or what `torch.compile` has put around it."""
+    root = net.index.root
+    outer = vars(net).get("_outer", net.module)
+    around = [module for module in outer.modules() if any(inner is root for inner in module.modules())]
+    counted = next((module for module in around if compiling.is_compiled(module)), root)
+    if counted is root and compiling.is_compiled(root):
+        raise HooklineError(
+            f"watch cannot count the steps of {type(root).__name__}: it was compiled in place, with module.compile(), "
+            f"and compiled code ignores new hooks. Train torch.compile(module) instead, and watch that"
+        )
+    return counted
+
+
+def _selected(net: Any, points: Filter) -> tuple[list[HookPoint], list[tuple[str, nn.Parameter]]]:
+    """The points and the parameters to watch."""
+    root = net.index.root
+    parameters = [(name, weight) for name, weight in root.named_parameters() if weight.requires_grad]
+    if points is None:
+        leaves = [name for name, module in root.named_modules() if not list(module.children())]
+        return [net.index.find(name or "output") for name in leaves], parameters
+    names = [points] if isinstance(points, str) else points
+    listed: list[Any] = list(names) if isinstance(names, list | tuple) else [names]
+    weights = [name for name, _ in parameters]
+    filters = [name for name in listed if not (isinstance(name, str) and _matches(name, weights))]
+    selected = net.index.select(filters) if filters else []
+    owned = {id(weight) for point in selected for weight in point.site.module.parameters(recurse=False)}
+    patterns = [name for name in listed if isinstance(name, str)]
+    chosen = [
+        (name, weight)
+        for name, weight in parameters
+        if id(weight) in owned or any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+    return selected, chosen
+
+
+def _matches(pattern: str, names: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
