@@ -1,10 +1,10 @@
-"""Record: what `watch` measured, as rows, with warnings in words."""
+"""TrainingRecord: what `watch` measured, as rows, with warnings in words."""
 
 from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, fields
 from math import isfinite
 from pathlib import Path
@@ -34,7 +34,7 @@ _log = logging.getLogger("hookline")
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredRow:
     """The statistics of a point or of a parameter at one step."""
 
     step: int
@@ -48,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Update:
+class MeasuredUpdate:
     """How much an optimizer changed a parameter after a step: the norm of the change over that of the parameter."""
 
     step: int
@@ -56,20 +56,27 @@ class Update:
     ratio: float
 
 
-class Record:
+class TrainingRecord:
     """What was measured. It can be read while the training goes on.
 
     `rows` has one entry for each point, kind and step; `updates` one for each parameter that was updated after a step.
     """
 
     def __init__(self, to: Any = None) -> None:
-        self.rows: list[Row] = []
-        self.updates: list[Update] = []
+        self._rows: list[MeasuredRow] = []
+        self.unfinished: Callable[[], list[MeasuredRow]] = list
+        """Returns the rows of steps that have not ended, or whose numbers are still on their way to the host."""
+        self.updates: list[MeasuredUpdate] = []
         self.warnings: list[str] = []
         """What looks wrong, in words: each is also logged once, by the logger "hookline"."""
         self._topics: set[tuple[str, str]] = set()
         self._alive: dict[str, Any] = {}
         self._sink = _sink(to)
+
+    @property
+    def rows(self) -> list[MeasuredRow]:
+        """What was measured until now; reading it waits for the device."""
+        return [*self._rows, *self.unfinished()]
 
     def begin(self) -> None:
         """Begin to write, if there is a file."""
@@ -95,16 +102,16 @@ class Record:
         alive, before = nonzero > 0, self._alive.get(point)
         self._alive[point] = alive if before is None or before.shape != alive.shape else before | alive
 
-    def add_step(self, rows: list[Row]) -> None:
+    def add_step(self, rows: list[MeasuredRow]) -> None:
         """Add the rows of one step, which has ended."""
         if rows:
-            self.rows += rows
+            self._rows += rows
             self._sink.write(rows)
             self._warn("nonfinite", _nonfinite(rows))
             self._warn("vanished", _vanished(rows))
             self._warn("dead", self._mostly_dead(rows))
 
-    def add_updates(self, updates: list[Update]) -> None:
+    def add_updates(self, updates: list[MeasuredUpdate]) -> None:
         """Add how an optimizer changed parameters after a step."""
         self.updates += updates
         low, high = _UPDATES
@@ -113,7 +120,7 @@ class Record:
             "update", ((update.point, f"an update changes it by {update.ratio:.1g} of its norm") for update in outside)
         )
 
-    def _mostly_dead(self, rows: list[Row]) -> Iterator[Warned]:
+    def _mostly_dead(self, rows: list[MeasuredRow]) -> Iterator[Warned]:
         with_zeros = {row.point for row in rows if row.kind == "activation" and row.statistics.zeros > 0}
         for point, units in (self.dead_units() if with_zeros else {}).items():
             width = len(self._alive[point])
@@ -129,20 +136,20 @@ class Record:
                 _log.warning("%s: %s", point, message)
 
     def __repr__(self) -> str:
-        steps = {row.step for row in self.rows}
-        points = {row.point for row in self.rows}
-        lines = [f"Record({how_many(len(steps), 'step')} of {how_many(len(points), 'point')})", *self.warnings]
+        rows = self.rows
+        steps, points = {row.step for row in rows}, {row.point for row in rows}
+        lines = [f"TrainingRecord({how_many(len(steps), 'step')} of {how_many(len(points), 'point')})", *self.warnings]
         return "\n  ".join(lines)
 
 
-def _nonfinite(rows: list[Row]) -> Iterator[Warned]:
+def _nonfinite(rows: list[MeasuredRow]) -> Iterator[Warned]:
     for row in rows:
         if not row.statistics.is_finite:
             values = how_many(row.statistics.nonfinite, f"{row.kind} value")
             yield row.point, f"{values} NaN or infinite at step {row.step}"
 
 
-def _vanished(rows: list[Row]) -> Iterator[Warned]:
+def _vanished(rows: list[MeasuredRow]) -> Iterator[Warned]:
     """Points whose gradients are tiny beside those of another point, by their norms; parameters likewise."""
     points = {row.point for row in rows if row.kind == "activation"}
     norms = {row.point: row.statistics.norm for row in rows if row.kind == "gradient" and row.statistics.is_finite}
@@ -160,7 +167,7 @@ class _Nowhere:
     def begin(self) -> None:
         """Begin to write."""
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: list[MeasuredRow]) -> None:
         """Write the rows of one step."""
 
 
@@ -171,7 +178,7 @@ class _CsvFile(_Nowhere):
     def begin(self) -> None:
         self._append([COLUMNS], "w")
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: list[MeasuredRow]) -> None:
         self._append([row.cells() for row in rows], "a")
 
     def _append(self, lines: list[tuple[Any, ...]], mode: str) -> None:
@@ -185,7 +192,7 @@ class _Scalars(_Nowhere):
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: list[MeasuredRow]) -> None:
         for row in rows:
             for name in STATISTICS:
                 self._writer.add_scalar(f"{row.kind}/{row.point}/{name}", getattr(row.statistics, name), row.step)
@@ -197,7 +204,7 @@ class _Log(_Nowhere):
     def __init__(self, run: Any) -> None:
         self._run = run
 
-    def write(self, rows: list[Row]) -> None:
+    def write(self, rows: list[MeasuredRow]) -> None:
         values = {
             f"{row.kind}/{row.point}/{name}": getattr(row.statistics, name) for row in rows for name in STATISTICS
         }

@@ -49,7 +49,7 @@ class _Sums:
         return value
 
 
-class Mean(_Sums):
+class _Mean(_Sums):
     """The mean of each feature."""
 
     def add(self, rows: Tensor) -> None:
@@ -61,7 +61,7 @@ class Mean(_Sums):
         return self.checked(self.mean)
 
 
-class Covariance(_Sums):
+class _Covariance(_Sums):
     """The covariance of the features, by Chan's update: right also far from 0, where products of values lose digits."""
 
     def add(self, rows: Tensor) -> None:
@@ -77,7 +77,7 @@ class Covariance(_Sums):
         return self.checked(self.products, rows=2) / (self.count - 1)
 
 
-class SecondMoment(_Sums):
+class _SecondMoment(_Sums):
     """The mean of `x xᵀ`, which is not centered."""
 
     def add(self, rows: Tensor) -> None:
@@ -92,7 +92,7 @@ class SecondMoment(_Sums):
         return self.checked(self.products)
 
 
-class AbsoluteMax:
+class _AbsoluteMax:
     """The largest absolute value of each feature, in the dtype of the activation."""
 
     def __init__(self) -> None:
@@ -116,19 +116,19 @@ def _wide(rows: Tensor) -> Tensor:
 
 def mean() -> Accumulator:
     """The mean of each feature, `[feature]`."""
-    return Mean()
+    return _Mean()
 
 
 def covariance() -> Accumulator:
     """The centered covariance of the features, `[feature, feature]`, divided by the number of rows less one."""
-    return Covariance()
+    return _Covariance()
 
 
 def second_moment() -> Accumulator:
     """The mean of `x xᵀ` over rows, `[feature, feature]`: the Hessian of a layer's squared error, up to a factor."""
-    return SecondMoment()
+    return _SecondMoment()
 
 
 def absolute_max() -> Accumulator:
     """The largest absolute value of each feature, `[feature]`."""
-    return AbsoluteMax()
+    return _AbsoluteMax()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Moments(NamedTuple):
+class TensorMoments(NamedTuple):
     """What was measured of one tensor. Every field but `size` is a tensor without axes."""
 
     size: int
@@ -45,7 +45,7 @@ def is_measurable(x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def measured(x: Tensor, unit_axis: int = -1) -> tuple[Moments, Tensor]:
+def moments_of(x: Tensor, unit_axis: int = -1) -> tuple[TensorMoments, Tensor]:
     """Return the moments of a tensor, and how many values of each unit are not zero."""
     x = x.detach()
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
@@ -55,11 +55,11 @@ def measured(x: Tensor, unit_axis: int = -1) -> tuple[Moments, Tensor]:
     total = nonzero.sum(dtype=torch.float32 if x.device.type == "mps" else torch.float64)
     largest = torch.linalg.vector_norm(wide, torch.inf)
     nonfinite = torch.linalg.vector_norm(wide - wide, 0)  # 0 for finite numbers, NaN for all others
-    return Moments(x.numel(), mean, variance, 1 - total / x.numel(), largest, nonfinite), nonzero
+    return TensorMoments(x.numel(), mean, variance, 1 - total / x.numel(), largest, nonfinite), nonzero
 
 
 def combined(calls: Iterable[tuple[int, list[float]]]) -> Statistics:
-    """The statistics of several calls: the number of values of each, and the other fields of its `Moments`."""
+    """The statistics of several calls: the number of values of each, and the other fields of its `TensorMoments`."""
     count, mean, squares, zeros, largest, nonfinite = 0, 0.0, 0.0, 0.0, 0.0, 0.0
     for n, (call_mean, variance, call_zeros, call_largest, call_nonfinite) in calls:
         total, difference = count + n, call_mean - mean

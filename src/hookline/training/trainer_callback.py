@@ -8,7 +8,7 @@ from weakref import finalize
 from transformers import TrainerCallback
 
 if TYPE_CHECKING:
-    from hookline.training.record import Record
+    from hookline.training.record import TrainingRecord
     from hookline.training.watching import Watch
 
 
@@ -25,7 +25,7 @@ class WatchCallback(TrainerCallback):
         finalize(self, watching.end)  # a training that raised does not say that it has ended
 
     @property
-    def record(self) -> Record:
+    def record(self) -> TrainingRecord:
         """What was measured."""
         return self._watching.record
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from hookline.engine import Hooked, HookPoint, Run, compiling, undo
 from hookline.errors import HooklineError, NeverFiredWarning, warn
 from hookline.loading import hook
-from hookline.training.record import Record
+from hookline.training.record import MeasuredRow, TrainingRecord
 from hookline.training.steps import MeasuredStep, WeightsBefore
 from hookline.types import Filter
 
 
 def watch(net: nn.Module | Hooked, points: Filter = None, every: int = 50, to: Any = None) -> Watch:
-    """Record statistics of activations and gradients at every so many steps of a training.
+    """TrainingRecord statistics of activations and gradients at every so many steps of a training.
 
         with watch(net, every=50, to="watch.csv") as record:
             train(net)
@@ -44,7 +44,7 @@ def watch(net: nn.Module | Hooked, points: Filter = None, every: int = 50, to: A
 
 
 class Watch(undo.UndoBlock):
-    """The context of `watch`: entering it returns the `Record`."""
+    """The context of `watch`: entering it returns the `TrainingRecord`."""
 
     def __init__(self, net: nn.Module | Hooked, points: Filter, every: int, to: Any) -> None:
         if not isinstance(every, int) or every < 1:
@@ -55,7 +55,8 @@ class Watch(undo.UndoBlock):
         self._every, self._is_default = every, points is None
         self._points, self._parameters = _selected(self._net, points)
         self._has_series = any(isinstance(module, nn.Conv1d) for module in self._root.modules())
-        self.record = Record(to)
+        self.record = TrainingRecord(to)
+        self.record.unfinished = self._unfinished
         self._steps = 0
         self._step: MeasuredStep | None = None
         self._ended: MeasuredStep | None = None
@@ -64,18 +65,15 @@ class Watch(undo.UndoBlock):
         self._handles: list[Any] = []
         self._torch_hooks = self._begin, self._end_forward
 
-    def open(self) -> Record:
+    def open(self) -> TrainingRecord:
         """Begin to count steps."""
         self.record.begin()
-        begin, end = self._torch_hooks
-        self._counted.register_forward_pre_hook(begin)
-        self._counted.register_forward_hook(end, always_call=True)
+        self._counted.register_forward_pre_hook(self._torch_hooks[0])
         return self.record
 
     def close(self) -> None:
         """Stop, with what was measured until now."""
-        for torch_hook in self._torch_hooks:
-            undo.remove_hook(self._counted, torch_hook)
+        undo.remove_hook(self._counted, self._torch_hooks[0])
         self._leave_run(has_succeeded=False)
         self._advance()
         self._advance()
@@ -111,12 +109,15 @@ class Watch(undo.UndoBlock):
 
     def _begin_step(self, number: int) -> None:
         step = self._step = MeasuredStep(number, self.record)
+        if self._weights is not None:
+            self.record.add_updates([*self._weights.read()])
         self._weights = WeightsBefore(number, self._parameters)
         for name, parameter in self._parameters:
             self._handles.append(parameter.register_post_accumulate_grad_hook(partial(_note_gradient, step, name)))
         actions = [action for point in self._points for action in self._actions(point, step)]
         self._run = Run(self._root, actions, is_one_pass=True)
         self._run.__enter__()
+        self._counted.register_forward_hook(self._torch_hooks[1], always_call=True)  # the last one
 
     def _actions(self, point: HookPoint, step: MeasuredStep) -> list[Any]:
         def note_activation(x: Tensor) -> None:
@@ -141,13 +142,17 @@ class Watch(undo.UndoBlock):
     def _leave_run(self, *, has_succeeded: bool) -> None:
         run, self._run = self._run, None
         if run is not None:
+            undo.remove_hook(self._counted, self._torch_hooks[1])
             run.__exit__(None if has_succeeded else RuntimeError, None, None)
+
+    def _unfinished(self) -> list[MeasuredRow]:
+        return [row for step in (self._ended, self._step) if step is not None for row in step.rows()]
 
     def _advance(self) -> None:
         """Read the numbers that are on their way to the host, and send those of the step that has ended."""
         if self._ended is not None:
             ended, self._ended = self._ended, None
-            ended.read()
+            self.record.add_step(ended.rows())
         if self._weights is not None:
             updates = self._weights.read()
             self.record.add_updates([*updates])
