@@ -108,9 +108,9 @@ class HookError(HooklineError):
 class NonFiniteError(HooklineError):
     """A module call computed a NaN or an infinite value, or a gradient of one: see `training.find_nonfinite`."""
 
-    def __init__(self, message: str, *, found: Any = None) -> None:
+    def __init__(self, message: str, *, first: Any = None) -> None:
         super().__init__(message)
-        self.found = found
+        self.first = first
         """What was found, as `first` of the context."""
 
 

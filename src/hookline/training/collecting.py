@@ -83,12 +83,19 @@ def _checked(statistics: Any) -> dict[str, dict[str, Statistic]]:
     sides = {side: dict(chosen) if isinstance(chosen, Mapping) else {"": chosen} for side, chosen in statistics.items()}
     for side, chosen in sides.items():
         for statistic in chosen.values():
-            if not callable(statistic) or not callable(getattr(statistic(), "add", None)):
+            if not _is_statistic(statistic):
                 raise HooklineError(
                     f"statistics[{side!r}] is {statistic!r}: it must be mean, covariance, second_moment, absolute_max, "
                     f"or a function that returns an object with add(rows) and value()"
                 )
     return sides
+
+
+def _is_statistic(statistic: Any) -> bool:
+    try:
+        return callable(statistic().add)
+    except (TypeError, AttributeError):
+        return False
 
 
 def _modules(hooked: Any, filter: Any) -> dict[str, nn.Module]:

@@ -101,7 +101,7 @@ class EditGradients(undo.UndoBlock):
 
     @torch.no_grad()
     def _change(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(argument is not None for argument in (*args, *kwargs.values())):
+        if any(map(callable, (*args[1:], *kwargs.values()))):
             raise HooklineError("edit_gradients does not work with a closure: the step computes gradients after it")
         if getattr(optimizer, "grad_scale", None) is not None:
             raise HooklineError("this optimizer divides by the scale itself: call scaler.unscale_(optimizer) first")

@@ -152,7 +152,7 @@ class FindNonFinite(undo.UndoBlock):
             return
         self.first = NonFinite(name, what, _wrong_values(x), tuple(map(_range_text, arguments)))
         if self._raises:
-            raise NonFiniteError(str(self.first), found=self.first)
+            raise NonFiniteError(str(self.first), first=self.first)
 
 
 class _Check(PointAction):
