@@ -107,16 +107,16 @@ class TrainingRecord:
         if rows:
             self._rows += rows
             self._sink.write(rows)
-            self._warn("nonfinite", _nonfinite(rows))
-            self._warn("vanished", _vanished(rows))
-            self._warn("dead", self._mostly_dead(rows))
+            self._note("nonfinite", _nonfinite(rows))
+            self._note("vanished", _vanished(rows))
+            self._note("dead", self._mostly_dead(rows))
 
     def add_updates(self, updates: list[MeasuredUpdate]) -> None:
         """Add how an optimizer changed parameters after a step."""
         self.updates += updates
         low, high = _UPDATES
         outside = [update for update in updates if isfinite(update.ratio) and not low <= update.ratio <= high]
-        self._warn(
+        self._note(
             "update", ((update.point, f"an update changes it by {update.ratio:.1g} of its norm") for update in outside)
         )
 
@@ -127,7 +127,7 @@ class TrainingRecord:
             if point in with_zeros and len(units) > _DEAD * width:
                 yield point, f"{len(units)} of {how_many(width, 'unit')} are 0 for every input"
 
-    def _warn(self, topic: str, warned: Iterable[Warned]) -> None:
+    def _note(self, topic: str, warned: Iterable[Warned]) -> None:
         """Add warnings, and log them: one on each topic for each point."""
         for point, message in warned:
             if (topic, point) not in self._topics:
