@@ -1,4 +1,4 @@
-"""collect: statistics of what goes into modules and comes out of them, over a data set, in bounded memory."""
+"""collect: statistics of the inputs and outputs of modules over a data set, in bounded memory."""
 
 from __future__ import annotations
 

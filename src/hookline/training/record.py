@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch.distributed as dist
+from torch import Tensor
 
 from hookline.errors import HooklineError, a_type, how_many
 from hookline.experiments.core.labels import needed
@@ -54,6 +55,8 @@ class MeasuredUpdate:
     step: int
     point: str
     ratio: float
+    is_matrix: bool
+    """Whether the parameter has several axes. Biases begin at 0, so that their first updates are large."""
 
 
 class TrainingRecord:
@@ -70,7 +73,7 @@ class TrainingRecord:
         self.warnings: list[str] = []
         """What looks wrong, in words: each is also logged once, by the logger "hookline"."""
         self._topics: set[tuple[str, str]] = set()
-        self._alive: dict[str, Any] = {}
+        self._alive: dict[str, Tensor] = {}
         self._sink = _sink(to)
 
     @property
@@ -90,16 +93,18 @@ class TrainingRecord:
     def updates_to_dataframe(self) -> Any:
         """A pandas table with the columns step, point and ratio: the update of each parameter, relative to its norm."""
         pandas = needed("pandas", "updates_to_dataframe", "data")
-        return pandas.DataFrame([astuple(update) for update in self.updates], columns=["step", "point", "ratio"])
+        return pandas.DataFrame(
+            [(update.step, update.point, update.ratio) for update in self.updates], columns=["step", "point", "ratio"]
+        )
 
     def dead_units(self) -> dict[str, list[int]]:
         """The units (neurons, channels) that were 0 for every input at every recorded step, by point."""
         dead = {point: (~alive).nonzero().flatten().tolist() for point, alive in self._alive.items()}
         return {point: units for point, units in dead.items() if units}
 
-    def note_units(self, point: str, nonzero: Any) -> None:
-        """Note how many values of each unit were not zero; nothing is read from the device."""
-        alive, before = nonzero > 0, self._alive.get(point)
+    def note_units(self, point: str, alive: Tensor) -> None:
+        """Note which units were not 0; nothing is read from the device."""
+        before = self._alive.get(point)
         self._alive[point] = alive if before is None or before.shape != alive.shape else before | alive
 
     def add_step(self, rows: list[MeasuredRow]) -> None:
@@ -115,7 +120,8 @@ class TrainingRecord:
         """Add how an optimizer changed parameters after a step."""
         self.updates += updates
         low, high = _UPDATES
-        outside = [update for update in updates if isfinite(update.ratio) and not low <= update.ratio <= high]
+        matrices = [update for update in updates if update.is_matrix and isfinite(update.ratio)]
+        outside = [update for update in matrices if not low <= update.ratio <= high]
         self._note(
             "update", ((update.point, f"an update changes it by {update.ratio:.1g} of its norm") for update in outside)
         )

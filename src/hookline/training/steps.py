@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hookline.training.host_copies import HostCopy
 from hookline.training.record import Kind, MeasuredRow, MeasuredUpdate, TrainingRecord
-from hookline.training.tensor_statistics import TensorMoments, combined, is_measurable, moments_of
+from hookline.training.tensor_statistics import TensorMoments, active_units, combined, is_measurable, moments_of
 
 
 class MeasuredStep:
@@ -19,15 +19,19 @@ class MeasuredStep:
         self.number, self._record = number, record
         self._moments: list[tuple[str, Kind, TensorMoments]] = []
         self._copy: HostCopy | None = None
+        self.has_gradients = False
+        """Whether its backward pass has begun."""
 
-    def note(self, point: str, kind: Kind, x: Tensor, unit_axis: int = -1) -> None:
+    def note(self, point: str, kind: Kind, x: Tensor) -> None:
         """Measure a tensor; nothing if it has no numbers, or the step has ended."""
-        if self._copy is not None or not is_measurable(x):
-            return
-        moments, nonzero = moments_of(x, unit_axis)
-        self._moments.append((point, kind, moments))
-        if kind == "activation" and x.ndim > 1:
-            self._record.note_units(point, nonzero)
+        if self._copy is None and is_measurable(x):
+            self._moments.append((point, kind, moments_of(x)))
+            self.has_gradients = self.has_gradients or kind == "gradient"
+
+    def note_units(self, point: str, x: Tensor, axis: int) -> None:
+        """Note which units of an activation are not 0."""
+        if self._copy is None and is_measurable(x) and x.ndim > 1:
+            self._record.note_units(point, active_units(x, axis))
 
     def end(self) -> None:
         """The step has ended: begin to copy what was measured."""
@@ -73,5 +77,7 @@ class WeightsBefore:
         self._copy = None
         if not any(ratios):
             return []
-        names = [name for name, *_ in self._parameters]
-        return [MeasuredUpdate(self.step, name, ratio) for name, ratio in zip(names, ratios, strict=True)]
+        return [
+            MeasuredUpdate(self.step, name, ratio, is_matrix=weight.ndim > 1)
+            for (name, weight, _), ratio in zip(self._parameters, ratios, strict=True)
+        ]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hookline.engine import Hooked, HookPoint, Run, compiling, undo
 from hookline.errors import HooklineError, NeverFiredWarning, warn
 from hookline.loading import hook
+from hookline.training.measure import Measure, is_plain_output, measure_activation
 from hookline.training.record import MeasuredRow, TrainingRecord
 from hookline.training.steps import MeasuredStep, WeightsBefore
 from hookline.types import Filter
@@ -75,8 +76,8 @@ class Watch(undo.UndoBlock):
         """Stop, with what was measured until now."""
         undo.remove_hook(self._counted, self._torch_hooks[0])
         self._leave_run(has_succeeded=False)
-        self._advance()
-        self._advance()
+        self._advance(is_last=True)
+        self._advance(is_last=True)
         self._weights = None
         if not self._steps and sys.exc_info()[0] is None:
             warn(
@@ -120,20 +121,21 @@ class Watch(undo.UndoBlock):
         self._counted.register_forward_hook(self._torch_hooks[1], always_call=True)  # the last one
 
     def _actions(self, point: HookPoint, step: MeasuredStep) -> list[Any]:
-        def note_activation(x: Tensor) -> None:
-            step.note(point.name, "activation", x, self._unit_axis(x))
-
-        def note_gradient(grad: Tensor) -> None:
-            step.note(point.name, "gradient", grad, self._unit_axis(grad))
-
-        actions = [point.action(note_activation), point.backward_action(note_gradient)]
+        actions: list[Any] = (
+            [Measure(point, step, self._has_series)] if is_plain_output(point) else self._hooks(point, step)
+        )
         for action in actions:
             action.must_fire = not self._is_default
         return actions
 
-    def _unit_axis(self, x: Tensor) -> int:
-        """The axis of channels or neurons: the second one of images, series and rows, the last one of texts."""
-        return 1 if x.ndim != 3 or self._has_series else -1
+    def _hooks(self, point: HookPoint, step: MeasuredStep) -> list[Any]:
+        def note_activation(x: Tensor) -> None:
+            measure_activation(step, point.name, x, self._has_series)
+
+        def note_gradient(grad: Tensor) -> None:
+            step.note(point.name, "gradient", grad)
+
+        return [point.action(note_activation), point.backward_action(note_gradient)]
 
     @compiling.untraced
     def _end_forward(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -148,8 +150,11 @@ class Watch(undo.UndoBlock):
     def _unfinished(self) -> list[MeasuredRow]:
         return [row for step in (self._ended, self._step) if step is not None for row in step.rows()]
 
-    def _advance(self) -> None:
-        """Read the numbers that are on their way to the host, and send those of the step that has ended."""
+    def _advance(self, *, is_last: bool = False) -> None:
+        """Read the numbers that are on their way to the host, and send those of the step that has ended.
+
+        A step ends with its backward pass, before which there may be other forward passes.
+        """
         if self._ended is not None:
             ended, self._ended = self._ended, None
             self.record.add_step(ended.rows())
@@ -157,7 +162,8 @@ class Watch(undo.UndoBlock):
             updates = self._weights.read()
             self.record.add_updates([*updates])
             self._weights = None if updates else self._weights
-        if self._step is not None:
+        is_due = is_last or self._steps % self._every == 0
+        if self._step is not None and (is_due or self._step.has_gradients):
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()
