@@ -39,6 +39,7 @@ ORDER = (
     "sparse_autoencoder",
     "vision",
     "your_own_network",
+    "watch_a_training",
     "from_transformerlens",
 )
 SET_UP = """import matplotlib.pyplot

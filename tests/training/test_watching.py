@@ -303,3 +303,24 @@ def test_after_an_error_nothing_is_attached(mlp) -> None:
         assert not open_runs()
         mlp(torch.ones(1, 4)).sum().backward()
     assert {row.step for row in record.rows} == {1}
+
+
+def test_a_unit_that_dies_is_dead_later() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with torch.no_grad():
+        module[0].weight.copy_(torch.eye(2))
+        module[0].bias.zero_()
+    with watch(module, every=1) as record:
+        for step in range(5):
+            module(torch.tensor([[1.0, 1.0 if step < 2 else -1.0]]))
+            assert record.dead_units().get("1", []) == ([1] if step >= 4 else [])
+
+
+def test_a_backward_pass_after_other_forward_passes(mlp, x) -> None:
+    """As with two views of each image: the gradients are those of the step that was due."""
+    with watch(mlp, every=10) as record:
+        outputs = [mlp(x), mlp(2 * x)]
+        (outputs[0].sum() + outputs[1].sum()).backward()
+    rows = {(row.point, row.kind): row.statistics for row in record.rows}
+    assert rows["fc2", "gradient"].norm == pytest.approx(15**0.5)
+    assert rows["fc2", "activation"].norm == pytest.approx(outputs[0].norm().item(), rel=1e-5)

@@ -16,12 +16,22 @@ from hookline.types import Filter
 
 
 def l1(x: Tensor) -> Tensor:
-    """The mean absolute value."""
+    """The mean absolute value.
+
+    Examples:
+        >>> hookline.training.l1(torch.tensor([1.0, -3.0]))
+        tensor(2.)
+    """
     return x.abs().mean()
 
 
 def l2(x: Tensor) -> Tensor:
-    """The mean square."""
+    """The mean square.
+
+    Examples:
+        >>> hookline.training.l2(torch.tensor([1.0, -3.0]))
+        tensor(5.)
+    """
     return x.square().mean()
 
 

@@ -10,6 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -30,6 +31,9 @@ _UPDATES = (1e-7, 0.1)
 """Updates of a parameter, relative to its norm, outside of these bounds are reported."""
 _DEAD = 0.5
 """A larger share of dead units is reported."""
+
+_RECENT = 3
+"""The recorded steps that count for dead units."""
 
 _log = logging.getLogger("hookline")
 
@@ -73,7 +77,7 @@ class TrainingRecord:
         self.warnings: list[str] = []
         """What looks wrong, in words: each is also logged once, by the logger "hookline"."""
         self._topics: set[tuple[str, str]] = set()
-        self._alive: dict[str, Tensor] = {}
+        self._alive: dict[str, dict[int, Tensor]] = {}
         self._sink = _sink(to)
 
     @property
@@ -98,14 +102,22 @@ class TrainingRecord:
         )
 
     def dead_units(self) -> dict[str, list[int]]:
-        """The units (neurons, channels) that were 0 for every input at every recorded step, by point."""
-        dead = {point: (~alive).nonzero().flatten().tolist() for point, alive in self._alive.items()}
+        """The units (neurons, channels) that were 0 for every input at the last three recorded steps, by point."""
+        dead = {point: (~self._has_lived(point)).nonzero().flatten().tolist() for point in self._alive}
         return {point: units for point, units in dead.items() if units}
 
-    def note_units(self, point: str, alive: Tensor) -> None:
-        """Note which units were not 0; nothing is read from the device."""
-        before = self._alive.get(point)
-        self._alive[point] = alive if before is None or before.shape != alive.shape else before | alive
+    def _has_lived(self, point: str) -> Tensor:
+        """Which units of a point had a value that is not 0 at the last recorded steps."""
+        lived = [*self._alive[point].values()]
+        return torch.stack([alive for alive in lived if alive.shape == lived[-1].shape]).any(0)
+
+    def note_units(self, point: str, step: int, alive: Tensor) -> None:
+        """Note which units were not 0 in a call of a module; nothing is read from the device."""
+        steps = self._alive.setdefault(point, {})
+        before = steps.get(step)
+        steps[step] = alive if before is None or before.shape != alive.shape else before | alive
+        if len(steps) > _RECENT:
+            del steps[min(steps)]
 
     def add_step(self, rows: list[MeasuredRow]) -> None:
         """Add the rows of one step, which has ended."""
@@ -129,7 +141,7 @@ class TrainingRecord:
     def _mostly_dead(self, rows: list[MeasuredRow]) -> Iterator[Warned]:
         with_zeros = {row.point for row in rows if row.kind == "activation" and row.statistics.zeros > 0}
         for point, units in (self.dead_units() if with_zeros else {}).items():
-            width = len(self._alive[point])
+            width = len(self._has_lived(point))
             if point in with_zeros and len(units) > _DEAD * width:
                 yield point, f"{len(units)} of {how_many(width, 'unit')} are 0 for every input"
 

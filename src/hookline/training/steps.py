@@ -31,7 +31,7 @@ class MeasuredStep:
     def note_units(self, point: str, x: Tensor, axis: int) -> None:
         """Note which units of an activation are not 0."""
         if self._copy is None and is_measurable(x) and x.ndim > 1:
-            self._record.note_units(point, active_units(x, axis))
+            self._record.note_units(point, self.number, active_units(x, axis))
 
     def end(self) -> None:
         """The step has ended: begin to copy what was measured."""

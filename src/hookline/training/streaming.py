@@ -115,20 +115,50 @@ def _wide(rows: Tensor) -> Tensor:
 
 
 def mean() -> Accumulator:
-    """The mean of each feature, `[feature]`."""
+    """The mean of each feature, `[feature]`.
+
+    Examples:
+        >>> statistic = hookline.training.mean()
+        >>> statistic.add(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> statistic.value()
+        tensor([2., 3.], dtype=torch.float64)
+    """
     return _Mean()
 
 
 def covariance() -> Accumulator:
-    """The centered covariance of the features, `[feature, feature]`, divided by the number of rows less one."""
+    """The centered covariance of the features, `[feature, feature]`, divided by the number of rows less one.
+
+    Examples:
+        >>> statistic = hookline.training.covariance()
+        >>> statistic.add(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> statistic.value()
+        tensor([[2., 2.],
+                [2., 2.]], dtype=torch.float64)
+    """
     return _Covariance()
 
 
 def second_moment() -> Accumulator:
-    """The mean of `x xᵀ` over rows, `[feature, feature]`: the Hessian of a layer's squared error, up to a factor."""
+    """The mean of `x xᵀ` over rows, `[feature, feature]`: the Hessian of a layer's squared error, up to a factor.
+
+    Examples:
+        >>> statistic = hookline.training.second_moment()
+        >>> statistic.add(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> statistic.value()
+        tensor([[ 5.,  7.],
+                [ 7., 10.]], dtype=torch.float64)
+    """
     return _SecondMoment()
 
 
 def absolute_max() -> Accumulator:
-    """The largest absolute value of each feature, `[feature]`."""
+    """The largest absolute value of each feature, `[feature]`.
+
+    Examples:
+        >>> statistic = hookline.training.absolute_max()
+        >>> statistic.add(torch.tensor([[1.0, -2.0], [-3.0, 1.0]]))
+        >>> statistic.value()
+        tensor([3., 2.])
+    """
     return _AbsoluteMax()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hookline.engine import Hooked, HookPoint, Run, compiling, undo
 from hookline.errors import HooklineError, NeverFiredWarning, warn
 from hookline.loading import hook
-from hookline.training.measure import Measure, is_plain_output, measure_activation
+from hookline.training.measuring import Measure, is_plain_output, measure_activation
 from hookline.training.record import MeasuredRow, TrainingRecord
 from hookline.training.steps import MeasuredStep, WeightsBefore
 from hookline.types import Filter
