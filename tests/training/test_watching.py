@@ -324,3 +324,37 @@ def test_a_backward_pass_after_other_forward_passes(mlp, x) -> None:
     rows = {(row.point, row.kind): row.statistics for row in record.rows}
     assert rows["fc2", "gradient"].norm == pytest.approx(15**0.5)
     assert rows["fc2", "activation"].norm == pytest.approx(outputs[0].norm().item(), rel=1e-5)
+
+
+def test_globs_are_of_points_and_parameters(mlp, x) -> None:
+    for points, expected in (
+        ("fc*", {"fc1.input", "fc1", "fc2.input", "fc2", "fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}),
+        ("*.weight", {"fc1.weight", "fc2.weight"}),
+        (["act", "fc2.bias"], {"act", "fc2.bias"}),
+    ):
+        with watch(mlp, points, every=1) as record:
+            mlp(x).sum().backward()
+        assert {row.point for row in record.rows} == expected
+
+
+def test_what_is_never_called_or_returns_no_tensor_is_left_out() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.ParameterList([nn.Parameter(torch.ones(3))])
+            self.empty, self.unused, self.nothing = nn.ModuleList(), nn.Linear(2, 2), Nothing()
+
+        def forward(self, x):
+            self.nothing(x)
+            return x * self.weights[0]
+
+    class Nothing(nn.Module):
+        def forward(self, x):
+            return None
+
+    module = Odd()
+    with watch(module, every=1) as record:
+        module(torch.randn(2, 3)).sum().backward()
+    assert {row.point for row in record.rows} == {"weights.0"}
+    with watch(module, "nothing", every=1), pytest.raises(HooklineError):
+        module(torch.randn(2, 3))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hookline.engine import HookPoint, Kind, PointAction, Record, parts_of, pass_state
+from hookline.errors import UnavailablePointError
 from hookline.training.steps import MeasuredStep
 from hookline.values.structures import NoTensorError
 
@@ -42,9 +43,9 @@ class Measure(PointAction):
             return value  # a hook called the module, not the model
         try:
             x = self.lens.get(value)
-        except NoTensorError:
+        except NoTensorError as error:
             if self.must_fire:
-                raise
+                raise UnavailablePointError(f"nothing can be measured at {self.point.name!r}: {error}") from error
             return value
         if not pass_state.is_recomputing:
             measure_activation(self._step, self.point.name, x, self._has_series)

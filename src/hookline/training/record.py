@@ -191,10 +191,12 @@ class _Nowhere:
 
 class _CsvFile(_Nowhere):
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._has_begun = path, False
 
     def begin(self) -> None:
-        self._append([COLUMNS], "w")
+        if not self._has_begun:
+            self._has_begun = True
+            self._append([COLUMNS], "w")
 
     def write(self, rows: list[MeasuredRow]) -> None:
         self._append([row.cells() for row in rows], "a")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -10,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookline.engine import Hooked, HookPoint, Run, compiling, undo
-from hookline.errors import HooklineError, NeverFiredWarning, warn
+from hookline.engine import Hooked, HookPoint, Points, Run, compiling, undo
+from hookline.errors import HooklineError, NeverFiredWarning, UnavailablePointError, UnknownPointError, warn
 from hookline.loading import hook
 from hookline.training.measuring import Measure, is_plain_output, measure_activation
 from hookline.training.record import MeasuredRow, TrainingRecord
@@ -58,7 +60,7 @@ class Watch(undo.UndoBlock):
         self._has_series = any(isinstance(module, nn.Conv1d) for module in self._root.modules())
         self.record = TrainingRecord(to)
         self.record.unfinished = self._unfinished
-        self._steps = 0
+        self._is_open, self._steps = False, 0
         self._step: MeasuredStep | None = None
         self._ended: MeasuredStep | None = None
         self._weights: WeightsBefore | None = None
@@ -68,17 +70,20 @@ class Watch(undo.UndoBlock):
 
     def open(self) -> TrainingRecord:
         """Begin to count steps."""
+        self._is_open = True
         self.record.begin()
         self._counted.register_forward_pre_hook(self._torch_hooks[0])
         return self.record
 
     def close(self) -> None:
         """Stop, with what was measured until now."""
+        if not self._is_open:
+            return
         undo.remove_hook(self._counted, self._torch_hooks[0])
         self._leave_run(has_succeeded=False)
         self._advance(is_last=True)
         self._advance(is_last=True)
-        self._weights = None
+        self._weights, self._is_open = None, False
         if not self._steps and sys.exc_info()[0] is None:
             warn(
                 f"watch saw no step: {type(self._counted).__name__} had no forward pass in training mode",
@@ -194,25 +199,33 @@ def _counted_module(net: Any) -> nn.Module:
 
 def _selected(net: Any, points: Filter) -> tuple[list[HookPoint], list[tuple[str, nn.Parameter]]]:
     """The points and the parameters to watch."""
-    root = net.index.root
-    parameters = [(name, weight) for name, weight in root.named_parameters() if weight.requires_grad]
+    index = net.index
+    parameters = [(name, weight) for name, weight in index.root.named_parameters() if weight.requires_grad]
     if points is None:
-        leaves = [name for name, module in root.named_modules() if not list(module.children())]
-        return [net.index.find(name or "output") for name in leaves], parameters
-    names = [points] if isinstance(points, str) else points
-    listed: list[Any] = list(names) if isinstance(names, list | tuple) else [names]
-    weights = [name for name, _ in parameters]
-    filters = [name for name in listed if not (isinstance(name, str) and _matches(name, weights))]
-    selected = net.index.select(filters) if filters else []
-    owned = {id(weight) for point in selected for weight in point.site.module.parameters(recurse=False)}
+        return [*_leaves(index)], parameters
+    listed: list[Any] = [*points] if isinstance(points, list | tuple) else [points]
     patterns = [name for name in listed if isinstance(name, str)]
-    chosen = [
-        (name, weight)
-        for name, weight in parameters
-        if id(weight) in owned or any(fnmatchcase(name, pattern) for pattern in patterns)
-    ]
-    return selected, chosen
+    named = {name for name, _ in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    filters = [name for name in listed if not (isinstance(name, str) and _is_for_parameters(index, name, named))]
+    selected = index.select(filters) if filters else []
+    owned = {id(weight) for point in selected for weight in point.site.module.parameters(recurse=False)}
+    return selected, [(name, weight) for name, weight in parameters if name in named or id(weight) in owned]
 
 
-def _matches(pattern: str, names: list[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names)
+def _leaves(index: Points) -> Iterator[HookPoint]:
+    """The outputs of the modules without submodules that can be called."""
+    for name, module in index.root.named_modules():
+        if not list(module.children()):
+            with suppress(UnavailablePointError):  # an empty ModuleList, a ParameterList, a ScriptModule
+                yield index.find(name or "output")
+
+
+def _is_for_parameters(index: Points, pattern: str, named: set[str]) -> bool:
+    """Whether a name or glob is one of parameters, and of no point."""
+    if not any(fnmatchcase(name, pattern) for name in named):
+        return False
+    try:
+        index.select(pattern)
+    except UnknownPointError:
+        return True
+    return False
