@@ -103,8 +103,14 @@ class TrainingRecord:
 
     def dead_units(self) -> dict[str, list[int]]:
         """The units (neurons, channels) that were 0 for every input at the last three recorded steps, by point."""
-        dead = {point: (~self._has_lived(point)).nonzero().flatten().tolist() for point in self._alive}
-        return {point: units for point, units in dead.items() if units}
+        return {point: units for point, (units, _) in self._dead([*self._alive]).items() if units}
+
+    def _dead(self, points: list[str]) -> dict[str, tuple[list[int], int]]:
+        """The dead units of some points, and how many units they have; all are copied from the device together."""
+        lived = [self._has_lived(point) for point in points]
+        flat = iter(torch.cat([units.to(lived[0].device) for units in lived]).tolist() if lived else [])
+        marks = {point: [next(flat) for _ in units] for point, units in zip(points, lived, strict=True)}
+        return {point: ([i for i, lives in enumerate(row) if not lives], len(row)) for point, row in marks.items()}
 
     def _has_lived(self, point: str) -> Tensor:
         """Which units of a point had a value that is not 0 at the last recorded steps."""
@@ -139,10 +145,10 @@ class TrainingRecord:
         )
 
     def _mostly_dead(self, rows: list[MeasuredRow]) -> Iterator[Warned]:
-        with_zeros = {row.point for row in rows if row.kind == "activation" and row.statistics.zeros > 0}
-        for point, units in (self.dead_units() if with_zeros else {}).items():
-            width = len(self._has_lived(point))
-            if point in with_zeros and len(units) > _DEAD * width:
+        measured = [row for row in rows if row.kind == "activation" and row.point in self._alive]
+        with_zeros = [row.point for row in measured if row.statistics.zeros > 0]
+        for point, (units, width) in self._dead(with_zeros).items():
+            if len(units) > _DEAD * width:
                 yield point, f"{len(units)} of {how_many(width, 'unit')} are 0 for every input"
 
     def _note(self, topic: str, warned: Iterable[Warned]) -> None:
