@@ -20,6 +20,7 @@ import hookline
 
 MODULES = [
     *("hookline", "hookline.edits", "hookline.positions", "hookline.hooks", "hookline.store", "hookline.sae"),
+    "hookline.training",
     *("hookline.weights", "hookline.vision", "hookline.residual", "hookline.experiments.result"),
     *(f"hookline.experiments.{name}" for name in hookline.experiments.__all__),
 ]

@@ -16,7 +16,7 @@ FRONT = {
     *("at", "last", "token", "harvest", "edits", "experiments"),
     *("HooklineError", "HookError", "UnknownPointError", "NeverFiredWarning"),
 }
-ONE_LEVEL_DOWN = {"hooks", "positions", "errors", "store", "sae", "weights", "vision"}
+ONE_LEVEL_DOWN = {"hooks", "positions", "errors", "store", "sae", "weights", "vision", "training"}
 PUBLIC = sorted(ONE_LEVEL_DOWN | {"edits", "experiments"})
 CHECKS = tuple((f"import hookline; print(type(hookline.{name}).__name__)", ()) for name in PUBLIC)
 EDITS = {

@@ -27,7 +27,7 @@ LAYERS = (
         "transformer",
     ),
     *("weights", "vision", "residual", "rerun", "compiled", "generation", "model", "loading"),
-    *("store", "sae", "experiments", "compat", "migrate", "evaluation", "explore", "demo", "doctor", "cli"),
+    *("store", "sae", "experiments", "training", "compat", "migrate", "evaluation", "explore", "demo", "doctor", "cli"),
 )
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
 SEVERAL_PLACES = ("compat",)

@@ -19,6 +19,7 @@ ORDER = (
     "sparse_autoencoder",
     "vision",
     "your_own_network",
+    "watch_a_training",
     "from_transformerlens",
 )
 

@@ -44,7 +44,7 @@ FRONT = {
     "caches": ("Caches", ["ActivationCache", "residual.ModelCache"]),
 }
 """The pages of the API for names of `hookline` itself: title and names."""
-MODULES = ("edits", "positions", "hooks", "errors", "store", "sae", "weights", "vision")
+MODULES = ("edits", "positions", "hooks", "errors", "store", "sae", "training", "weights", "vision")
 MESSAGES = """# Every message
 
 The texts of all errors and warnings, where … is a value: search this page for the words between the values of yours.

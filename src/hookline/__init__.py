@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hookline import edits, errors, experiments, hooks, positions, sae, store, vision, weights
+    from hookline import edits, errors, experiments, hooks, positions, sae, store, training, vision, weights
     from hookline.engine import ActivationCache, HookPoint
     from hookline.errors import HookError, HooklineError, NeverFiredWarning, UnknownPointError
     from hookline.hooks.hooked_module import HookedModule, HookedRootModule
@@ -41,6 +41,7 @@ __all__ = [
     "sae",
     "weights",
     "vision",
+    "training",
 ]
 
 _HOMES = {

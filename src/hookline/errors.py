@@ -6,6 +6,7 @@ HooklineError
 │   └── UnknownHookPointError (a ValueError)  a hook object declares a target that the model does not have
 ├── InvalidHookError       (a TypeError)   a value cannot be used as a hook
 ├── HookError                              a hook failed during a run, or returned a wrong value
+├── NonFiniteError                         a module call computed a NaN or an infinite value
 └── StoreError                             a store is damaged, in use, full, or from another harvest
 
 HooklineWarning            (a UserWarning)
@@ -32,6 +33,7 @@ __all__ = [
     "UnknownHookPointError",
     "InvalidHookError",
     "HookError",
+    "NonFiniteError",
     "StoreError",
     "HooklineWarning",
     "NeverFiredWarning",
@@ -101,6 +103,15 @@ class HookError(HooklineError):
     def hook_type(self) -> str:
         """When the hook is called: "forward", or before its module, "pre_forward"."""
         return "pre_forward" if getattr(self.hook, "is_pre", False) else "forward"
+
+
+class NonFiniteError(HooklineError):
+    """A module call computed a NaN or an infinite value, or a gradient of one: see `training.find_nonfinite`."""
+
+    def __init__(self, message: str, *, first: Any = None) -> None:
+        super().__init__(message)
+        self.first = first
+        """What was found, as `first` of the context."""
 
 
 class StoreError(HooklineError):

@@ -400,6 +400,10 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         if not isinstance(logits, Tensor) or logits.ndim != 3:
             raise HooklineError("last_logits needs a model that returns logits for every position")
         mask = inputs.get("decoder_attention_mask" if self.anatomy.is_encoder_decoder else "attention_mask")
+        tokens = inputs.get("decoder_input_ids" if self.anatomy.is_encoder_decoder else "input_ids")
+        if mask is not None and isinstance(tokens, Tensor) and tokens.shape[1] != logits.shape[1]:
+            n, width = tokens.shape[1], logits.shape[1]
+            raise HooklineError(f"last_logits: the model returned logits at {width} positions for {n} tokens")
         return logits[torch.arange(len(logits), device=logits.device), last_columns(mask, logits)]
 
     def verify(  # type: ignore[override]

@@ -74,6 +74,8 @@ def no_site(point: HookPoint) -> str | None:
 def _hook(action: HookAction) -> How:
     if action.on_error == "skip":
         raise NotCompiled('on_error="skip" needs Python')
+    if action.allows_shape:
+        raise NotCompiled("allow_shape=True lets it change the shape")
     if action.choices is not None:
         raise NotCompiled("the point has indices, which are checked")
     hook: Any = action.hook

@@ -196,6 +196,7 @@ class PointAction(Action):
     """An action at a point: it sees the value through the point's lens."""
 
     must_fire = True
+    """Whether it is a mistake if its module is not called, or has no tensor there."""
     times = 0
     """How often its module was called in the first run of a checkpointed region."""
 

@@ -5,12 +5,13 @@ uncompiled, and our own code is never traced. An executor that compiles hooks in
 `hooks_in_graph`, and asks `why_not_here` and `why_replaced` whether its graphs still do what a call would do.
 """
 
-from hookline.engine._compiler.hindrances import why_not_here, why_replaced
+from hookline.engine._compiler.hindrances import is_compiled, why_not_here, why_replaced
 from hookline.engine._compiler.pausing import hooks_in_graph, left_out, tracing_lock, why_left_out
 from hookline.engine._compiler.untraced import outside_compiler, untraced, verbs
 
 __all__ = (
     "hooks_in_graph",
+    "is_compiled",
     "left_out",
     "outside_compiler",
     "tracing_lock",

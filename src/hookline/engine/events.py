@@ -32,7 +32,7 @@ from hookline.engine._undo.modes import has_caches, uncached
 from hookline.engine.order import Kind, arrange
 from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule, Step, active
-from hookline.errors import HookError
+from hookline.errors import HookError, NonFiniteError
 from hookline.values.structures import NoTensorError
 
 if TYPE_CHECKING:
@@ -132,6 +132,8 @@ def edit(action: Edit, value: Any) -> Any:
     try:
         x = action.view.get(value)
     except NoTensorError as error:
+        if not action.must_fire:
+            return value
         raise action.nothing_there(error) from error
     given: Any  # the only reference to it besides those of the hook
     given, kept = action.lend(x)
@@ -174,7 +176,7 @@ def call_hook(action: HookAction, given: Any, call: int | None) -> Any:
         if pass_state.saved:  # the hook may run the model, which saves other values at the same sites
             pass_state.saved, pass_state.edited = pass_state.saved.copy(), pass_state.edited.copy()
         return action.invoke(given, action.point)
-    except StopRecomputation:  # not a failure: torch has recomputed all that it needs
+    except (StopRecomputation, NonFiniteError):  # no failures: torch has recomputed all that it needs; what was sought
         raise
     except Exception as error:  # not swallowed: every error of a hook reaches the caller
         if action.point.permanent.raises_own and action.on_error != "skip":

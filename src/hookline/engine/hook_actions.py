@@ -20,9 +20,10 @@ from hookline.engine._staying.registration import Registration
 from hookline.engine._torch.hooks_on_modules import hooks_on_gradients
 from hookline.engine.actions import PointAction
 from hookline.engine.events import call_hook, composed
+from hookline.engine.lenses import is_root, parts_of
 from hookline.engine.order import Kind, Phase
 from hookline.engine.schedule import Step
-from hookline.errors import HookError, HooklineError, NeverFiredWarning, describe
+from hookline.errors import HookError, HooklineError, InvalidHookError, NeverFiredWarning, describe
 from hookline.functions.callers import Caller, called_in_style, caller
 from hookline.functions.signatures import code_of
 from hookline.types import OnError
@@ -81,6 +82,8 @@ class HookAction(PointAction):
     on_error: OnError | None = None
     reach: PositionScope | None = None
     """Of a hook for some positions only."""
+    allows_shape = False
+    """Whether the hook may return another shape."""
     keeps_masked = False
     """Whether entries that the model masked stay masked: those of scores."""
 
@@ -124,6 +127,23 @@ class HookAction(PointAction):
     def skip_on_error(self) -> None:
         """From now on, drop the effect of the hook when it fails, and continue."""
         self.on_error = "skip"
+
+    def may_change_shape(self) -> bool:
+        """Whether a hook here can be allowed to return another shape: at the input or output of a module, as it is."""
+        site = self.point.site
+        is_plain = all(map(is_root, parts_of(site.lens))) and not (self.is_derived or site.effects)
+        return is_plain and self.dir == "fwd" and not self.is_part
+
+    def allow_shape(self) -> None:
+        """From now on, take what the hook returns in any shape."""
+        if self.dir == "bwd":
+            return
+        if not self.may_change_shape():
+            raise InvalidHookError(
+                f"allow_shape=True is for the inputs and outputs of modules, and {self.point.name!r} is computed from "
+                f"them: hook a module there by its path, or leave allow_shape out"
+            )
+        self.allows_shape = True
 
     def uncounted(self) -> HooklineError:
         """The error for a point of one call where calls are not counted, as an error of this hook."""

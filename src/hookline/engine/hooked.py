@@ -22,7 +22,7 @@ from hookline.engine._recording.recording import recording_run
 from hookline.engine._sharding.own_parts import LocalCache, OwnRecord, own_points
 from hookline.engine._sharding.split_values import processes
 from hookline.engine._staying.added_hooks import run_and_report
-from hookline.engine._staying.permanent import StayingHooks, keep
+from hookline.engine._staying.permanent import AddedHooks, StayingHooks
 from hookline.engine._undo.blocks import end_all
 from hookline.engine.actions import Action, Record
 from hookline.engine.cache import ActivationCache
@@ -30,7 +30,7 @@ from hookline.engine.callbacks import HookObject, hook_pairs, is_none
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.names import PointDict, Points
 from hookline.engine.plan import Plan, make_plan
-from hookline.engine.points import HookPoint
+from hookline.engine.points import HookPoint, check_allows_shape
 from hookline.engine.runs import Run, open_runs
 from hookline.errors import HookError, HooklineError
 from hookline.functions.callers import check_on_error
@@ -80,6 +80,7 @@ class Hooked:
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
         on_error: OnError = "raise",
+        allow_shape: bool = False,
     ) -> Run | StayingHooks:
         """Return a context manager in which these hooks are active, in this thread or task.
 
@@ -89,9 +90,10 @@ class Hooked:
 
         With `reset_hooks_end=False` they stay after it, as if added with `add_hook`. Backward hooks belong to the
         graphs of the forward passes inside and fire whenever those are run backward. With `on_error="skip"` a hook
-        that fails has no effect, and the run continues: `errors` of the context has the errors.
+        that fails has no effect, and the run continues: `errors` of the context has the errors. With `allow_shape` what
+        forward hooks return may have another shape, at the inputs and outputs of modules.
         """
-        actions = self._actions(fwd_hooks, bwd_hooks, on_error)
+        actions = self._actions(fwd_hooks, bwd_hooks, on_error, allow_shape)
         return self._hook_context(actions, reset_hooks_end, clear_contexts, is_one_pass=False)
 
     def _hook_context(
@@ -114,16 +116,25 @@ class Hooked:
     def _at(self, names: Any) -> list[HookPoint]:
         return names.declared(self._points) if isinstance(names, HookObject) else self._points.select(names)
 
-    def _actions(self, fwd_hooks: HookList, bwd_hooks: HookList, on_error: OnError) -> list[HookAction]:
+    def _actions(
+        self, fwd_hooks: HookList, bwd_hooks: HookList, on_error: OnError, allow_shape: bool = False
+    ) -> list[HookAction]:
         """The actions of the hooks of a run, attached to the model."""
         check_on_error(on_error)
         actions = self._hook_actions(fwd_hooks, bwd_hooks)
+        if allow_shape:
+            self._allow_shape(actions)
         self._attach(actions)
         if on_error == "skip":
             for action in actions:
                 if action.on_error is None:
                     action.skip_on_error()
         return actions
+
+    def _allow_shape(self, actions: list[HookAction]) -> None:
+        check_allows_shape(any(action.dir == "fwd" for action in actions), "there is no forward hook")
+        for action in actions:
+            action.allow_shape()
 
     def _attach(self, actions: list[HookAction]) -> None:
         """Check the hook objects among these hooks against their points, and tell them the model."""
@@ -150,6 +161,7 @@ class Hooked:
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
         on_error: OnError = "raise",
+        allow_shape: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Return the model's output with these hooks active for this one forward pass.
@@ -158,16 +170,18 @@ class Hooked:
             tensor([[0., 0.]])
 
         With `on_error="skip"` a hook that fails has no effect, and the run continues: `net.last_errors` has the errors.
+        With `allow_shape` what forward hooks return may have another shape, at the inputs and outputs of modules.
         """
         if kwargs:
             self._check_options(kwargs)
         is_plain = reset_hooks_end and on_error == "raise" and not (bwd_hooks or clear_contexts or processes)
+        is_plain = is_plain and not allow_shape
         planned = planned_from(fwd_hooks) if is_plain and self._plans_once else None
         ready = None if planned is None else hook_run(self._points, planned, fwd_hooks)  # type: ignore[arg-type]
         if ready is not None:
             run: Run | StayingHooks = ready.run
         else:
-            actions = self._actions(fwd_hooks, bwd_hooks, on_error)
+            actions = self._actions(fwd_hooks, bwd_hooks, on_error, allow_shape)
             run = self._hook_context(actions, reset_hooks_end, clear_contexts, is_one_pass=True)
             if planned is not None:
                 modules = run.modules() if all(is_exact(name) for name, _ in fwd_hooks) else None  # type: ignore
@@ -336,18 +350,22 @@ class Hooked:
         is_permanent: bool = False,
         level: int | None = None,
         prepend: bool = False,
-    ) -> Callable[[], None]:
+        allow_shape: bool = False,
+    ) -> AddedHooks:
         """Add a hook at a point, or at all points of a filter, until it is removed or reset.
 
-        It is active in every thread and for every way of calling the model. Returns the function that removes it.
+        It is active in every thread and for every way of calling the model. With `allow_shape` it may return another
+        shape. Returns a handle: call it, call its `remove()`, or use it in a `with` statement to remove the hook.
         """
         actions = [point.action(hook, dir, prepend=prepend) for point in self._points.select(name)]
+        if allow_shape:
+            self._allow_shape(actions)
         self._attach(actions)
         for action in actions:
             action.registration.is_permanent, action.registration.level = is_permanent, level
-        return keep([(action.point, action) for action in actions])
+        return AddedHooks([(action.point, action) for action in actions])
 
-    def add_perma_hook(self, name: Filter, hook: HookFunction, dir: Direction = "fwd") -> Callable[[], None]:
+    def add_perma_hook(self, name: Filter, hook: HookFunction, dir: Direction = "fwd") -> AddedHooks:
         """`add_hook` with `is_permanent=True`."""
         return self.add_hook(name, hook, dir, is_permanent=True)
 

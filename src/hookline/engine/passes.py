@@ -46,6 +46,10 @@ class TextSupport:
         """Return an object that keeps track of the positions of a hook."""
         return None
 
+    def reshaped(self, forward_pass: Any, point: Any, before: Tensor, after: Tensor) -> Any:  # noqa: ARG002
+        """Return the description of a pass from where a hook gave an activation another shape."""
+        return forward_pass
+
     def rows(self, forward_pass: Any, which: Any) -> Any:  # noqa: ARG002
         """Return the description of a pass for some rows of its batch."""
         return forward_pass

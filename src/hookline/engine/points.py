@@ -15,7 +15,7 @@ from hookline.engine._gradients.gradients import BackwardHook
 from hookline.engine._inner.attention_steps import AttentionTap, is_expected
 from hookline.engine._inner.plain_attention import PlainAttentionTap
 from hookline.engine._inner.router import RouterTap
-from hookline.engine._staying.permanent import PermanentHooks, keep
+from hookline.engine._staying.permanent import AddedHooks, PermanentHooks
 from hookline.engine.actions import UNKNOWN
 from hookline.engine.callbacks import HookObject
 from hookline.engine.formulas import Formula
@@ -214,6 +214,19 @@ class HookPoint(nn.Module):
         return self._passing().known_step()
 
     @property
+    def padding(self) -> Tensor | None:
+        """Which positions that a running hook gets are padding: a mask [batch, position], or None if none is known.
+
+        While generating it has one position, that of the newest token; at points of images there is none.
+        """
+        passing = pass_state.at_hook
+        if passing is None or self.stream == "image":
+            return None
+        passing.check("padding")
+        mask: Tensor | None = passing.span_at(self.stream).padding()
+        return mask
+
+    @property
     def positions(self) -> range:
         """The positions of the text that a running hook gets: the whole prompt, or only the newest one."""
         if self.stream == "image":
@@ -259,21 +272,26 @@ class HookPoint(nn.Module):
         is_permanent: bool = False,
         level: int | None = None,
         prepend: bool = False,
-    ) -> Callable[[], None]:
+        allow_shape: bool = False,
+    ) -> AddedHooks:
         """Add a hook here until it is removed or reset; a permanent one survives a reset.
 
-        `level` is the depth of nested contexts that the hook belongs to, for `remove_hooks` and `has_hooks`.
+        `level` is the depth of nested contexts that the hook belongs to, for `remove_hooks` and `has_hooks`. With
+        `allow_shape` it may return another shape.
 
-        Returns the function that removes it.
+        Returns a handle: call it, call its `remove()`, or use it in a `with` statement to remove the hook.
         """
         action = self.action(hook, dir, prepend=prepend)
+        if allow_shape:
+            check_allows_shape(dir == "fwd", "a hook")
+            action.allow_shape()
         action.registration.is_permanent = is_permanent
         if level is not None:
             action.registration.level = level
-        return keep([(self, action)])
+        return AddedHooks([(self, action)])
 
     @outside_compiler
-    def add_perma_hook(self, hook: Callable[..., Any], dir: Direction = "fwd") -> Callable[[], None]:
+    def add_perma_hook(self, hook: Callable[..., Any], dir: Direction = "fwd") -> AddedHooks:
         """`add_hook` with `is_permanent=True`."""
         return self.add_hook(hook, dir, is_permanent=True)
 
@@ -358,6 +376,14 @@ def check_direction(given: str, *allowed: str) -> None:
     """Raise if a direction is not one of those allowed."""
     if given not in allowed:
         raise HooklineError(f"the direction must be {' or '.join(map(repr, allowed))}, not {given!r}")
+
+
+def check_allows_shape(is_forward: bool, what: str) -> None:
+    """Raise if `allow_shape=True` would have no effect."""
+    if not is_forward:
+        raise HooklineError(
+            f"allow_shape=True is for forward hooks: a gradient has the shape of its activation ({what})"
+        )
 
 
 def remove_from_contexts(unwanted: Callable[[HookAction], bool]) -> None:

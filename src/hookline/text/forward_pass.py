@@ -56,6 +56,12 @@ class Span:
             return torch.ones(self.rows, self.width, dtype=torch.bool)
         return self.mask[:, : self.width].cpu().bool()
 
+    def padding(self) -> Bool[Tensor, "row pos"] | None:
+        """True for these positions that are padding; None if no position is known to be."""
+        if self.mask is None or self.mask.shape[1] < self.positions.stop:
+            return None
+        return self.mask[:, self.positions.start : self.positions.stop] == 0
+
     def text(self) -> Tensor | None:
         """The tokens of the text so far; None if some of them are unknown."""
         start = self.positions.start
@@ -164,7 +170,19 @@ class ForwardPass:
     @property
     def is_padded(self) -> bool:
         """Whether positions of the text, or of what the encoder reads, may be padding."""
-        return self.span.mask is not None or (self.encoder is not None and self.encoder.mask is not None)
+        has_mask = self.span.mask is not None or (self.encoder is not None and self.encoder.mask is not None)
+        return has_mask and self.refusal is None
+
+    def reshaped(self, point: Any, before: Tensor, after: Tensor) -> ForwardPass:
+        """The same pass; one without positions if a hook at a point of the text added or removed rows or positions.
+
+        In four axes (masks, heads) the positions are the third, and masks broadcast over rows and heads.
+        """
+        axes = (2,) if before.ndim == 4 else (0, 1)
+        if point.stream == "image" or [*before.shape[axes[0] : axes[-1] + 1]] == [*after.shape[axes[0] : axes[-1] + 1]]:
+            return self
+        shapes = f"{list(before.shape)} to {list(after.shape)}"
+        return replace(self, refusal=f"a hook at {point.name!r} changed the shape from {shapes}")
 
     def of_rows(self, which: Any) -> ForwardPass:
         """The same pass with some rows of the batch."""

@@ -32,6 +32,10 @@ class Texts(TextSupport):
         """What keeps track of positions that a hook is for."""
         return UnreachedPositions(positions)
 
+    def reshaped(self, forward_pass: Any, point: Any, before: Tensor, after: Tensor) -> Any:
+        """The same pass, without positions if a hook added or removed some."""
+        return None if forward_pass is None else forward_pass.reshaped(point, before, after)
+
     def rows(self, forward_pass: Any, which: Any) -> Any:
         """What is known of a pass, of some rows of its batch."""
         return None if forward_pass is None else forward_pass.of_rows(which)

@@ -20,6 +20,7 @@ from hookline.engine._torch.hooks_on_modules import (
     hooks_on_gradients,
 )
 from hookline.engine._torch.mode_stacks import count_dispatch_modes, count_function_modes
+from hookline.engine._torch.stance import WRAPPED
 from hookline.engine.order import Kind
 from hookline.engine.pass_state import pass_state
 from hookline.engine.taps import Tap, has_foreign_hooks
@@ -41,6 +42,11 @@ def why_not_here() -> str | None:
     if before_all or after_all or gradients_of_all:
         return "there are hooks on all modules of the process"
     return pausing.why_no_graphs()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calls of a module go into compiled code, which ignores torch hooks that are added to it later."""
+    return WRAPPED in module._modules or vars(module).get(ATTRIBUTE) is not None
 
 
 def why_replaced(points: Points, modules: Sequence[nn.Module]) -> str | None:

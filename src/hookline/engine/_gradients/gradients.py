@@ -196,6 +196,8 @@ class BackwardHook(GradientTap, HookAction):
 
     def miss(self, error: NoTensorError) -> None:
         """A hook needs a tensor."""
+        if not self.must_fire:
+            return
         failure = self.nothing_there(error)
         if self.on_error != "skip":
             raise failure from error

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hookline.engine import passes
 from hookline.engine._memory.snapshots import snapshot
 from hookline.engine._reports.failures import hook_error
+from hookline.engine.pass_state import pass_state
 from hookline.errors import HooklineError, a_type
 from hookline.values.casting import cast
 
@@ -34,9 +36,13 @@ def fit(
         raise hook_error(
             f"returned {a_type(result)}; it must return None, or a tensor of shape {tuple(like.shape)}", action
         )
-    if not like.is_nested and result.shape != like.shape:
+    if action.allows_shape and result.shape != like.shape:
+        pass_state.forward_pass = passes.text().reshaped(pass_state.forward_pass, action.point, like, result)
+    elif not like.is_nested and result.shape != like.shape:
+        hint = "; allow_shape=True lets it change the shape" if action.may_change_shape() else ""
         raise hook_error(
-            f"returned a tensor of shape {tuple(result.shape)}, but the shape there is {tuple(like.shape)}", action
+            f"returned a tensor of shape {tuple(result.shape)}, but the shape there is {tuple(like.shape)}{hint}",
+            action,
         )
     if result.is_meta and not like.is_meta:
         raise hook_error("returned a tensor without data (on the device 'meta')", action)

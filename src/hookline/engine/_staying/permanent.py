@@ -15,7 +15,7 @@ from hookline.engine._compiler.untraced import leave_compiled_code, untraced
 from hookline.engine._reports.reports import missed_by
 from hookline.engine._sharding.comparing import Compare, CompareInputs
 from hookline.engine._sharding.split_values import processes
-from hookline.engine._undo.blocks import run_twice_on_interrupt
+from hookline.engine._undo.blocks import UndoBlock, run_twice_on_interrupt
 from hookline.engine.actions import Action, bounds
 from hookline.engine.calls import Calls, Count, running_modules
 from hookline.engine.derived import Effect
@@ -24,7 +24,7 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule
 from hookline.engine.taps import Tap, lock
-from hookline.errors import HookError
+from hookline.errors import HookError, describe
 
 if TYPE_CHECKING:
     from hookline.engine.points import HookPoint
@@ -297,24 +297,47 @@ def _helper_places(hooks: Iterable[HookAction]) -> Iterator[object]:
         yield from {_place(action) for action in with_needs([hook]) if action is not hook}
 
 
-def keep(hooks: Sequence[tuple[HookPoint, HookAction]]) -> Callable[[], None]:
-    """Add permanent hooks at their points, all of them or none. Returns the function that removes them."""
-    by_model: dict[PermanentHooks, dict[HookAction, None]] = {}
-    for point, action in hooks:
-        by_model.setdefault(point.permanent, {})[action] = None
+class AddedHooks(UndoBlock):
+    """Hooks that `add_hook` added: call it, call `remove()`, or use it in a `with` statement to remove them."""
 
-    def remove() -> None:
-        for permanent, actions in by_model.items():
+    def __init__(self, hooks: Sequence[tuple[HookPoint, HookAction]]) -> None:
+        self._by_model: dict[PermanentHooks, dict[HookAction, None]] = {}
+        for point, action in hooks:
+            self._by_model.setdefault(point.permanent, {})[action] = None
+        try:
+            for permanent, actions in self._by_model.items():
+                permanent.add(*actions)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove the hooks; those that were removed already are none."""
+        run_twice_on_interrupt(self._remove)
+
+    def _remove(self) -> None:
+        for permanent, actions in self._by_model.items():
             permanent.remove(actions.__contains__)
 
-    undo = partial(run_twice_on_interrupt, remove)
-    try:
-        for permanent, actions in by_model.items():
-            permanent.add(*actions)
-    except BaseException:
-        undo()
-        raise
-    return undo
+    def __call__(self) -> None:
+        """Remove the hooks."""
+        self.remove()
+
+    def open(self) -> Self:
+        """Return the handle: the hooks are attached already."""
+        return self
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self.remove()
+
+    def is_on(self, root: nn.Module) -> bool:
+        """Whether they are hooks of this model."""
+        return any(permanent.root() is root for permanent in self._by_model)
+
+    def __repr__(self) -> str:
+        hooks = [hook for actions in self._by_model.values() for hook in actions]
+        return f"AddedHooks({', '.join(f'{describe(hook.hook)} at {hook.point.name!r}' for hook in hooks)})"
 
 
 class StayingHooks:
@@ -329,7 +352,7 @@ class StayingHooks:
     @untraced
     def __enter__(self) -> Self:
         leave_compiled_code()
-        keep([(action.point, action) for action in self._actions])
+        AddedHooks([(action.point, action) for action in self._actions])
         return self
 
     def __exit__(self, *_: object) -> None:

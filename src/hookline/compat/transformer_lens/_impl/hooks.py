@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -77,8 +77,10 @@ class LensHooks(HookIntrospectionMixin, Hooked):
                 )
             _open.set(before)
 
-    def _actions(self, fwd_hooks: HookList, bwd_hooks: HookList, on_error: OnError) -> list[HookAction]:
-        actions = super()._actions(fwd_hooks, bwd_hooks, on_error)
+    def _actions(
+        self, fwd_hooks: HookList, bwd_hooks: HookList, on_error: OnError, allow_shape: bool = False
+    ) -> list[HookAction]:
+        actions = super()._actions(fwd_hooks, bwd_hooks, on_error, allow_shape)
         for action in actions:
             action.registration.level = self.context_level
         return actions
@@ -123,9 +125,11 @@ class LensHooks(HookIntrospectionMixin, Hooked):
         is_permanent: bool = False,
         level: int | None = None,
         prepend: bool = False,
-    ) -> Callable[[], None]:
+        allow_shape: bool = False,
+    ) -> Any:
         """Add a hook at a point, or at all points of a filter, until it is removed or reset."""
-        return super().add_hook(name, hook, dir, is_permanent=is_permanent, level=level, prepend=prepend)
+        options = {"is_permanent": is_permanent, "level": level, "prepend": prepend, "allow_shape": allow_shape}
+        return super().add_hook(name, hook, dir, **options)  # type: ignore[arg-type]
 
     def check_hooks_to_add(self, hook_point: HookPoint, hook_point_name: str, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Raise if the point does not exist. No flags are required."""
