@@ -110,9 +110,10 @@ class Estimate:
         names = pair[0].labels(model)
         coords = where.labels(dict(zip(where.over, effects.shape[1:-1], strict=True)), names)
         estimates = effects + values[target].reshape(len(metrics), *(1 for _ in coords), -1)
-        shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
-        info = {key: packed(x, {}, list(metrics), **shown) for key, x in zip(BASELINES, values, strict=True)}
-        info |= about | line.info
+        keep = not any(is_one_for_all(metric, logits[0]) for metric in metrics.values())
+        shown: dict[str, Any] = {"per_example": how.per_example, "copies": pair[0].copies, "keep": keep}
+        info: dict[str, Any] = {**dict(zip(BASELINES, values, strict=True)), **about, **line.info}
+        info["prompts"] = pair[0].checksums
         if self.check:
             is_changed = _effects(where, changes, changes, pair[target]).ne(0).any(-1)
             cells, n_top = sampled(effects[0].mean(-1), is_changed, self.check, self.seed)
@@ -262,4 +263,4 @@ def agreement(
 
 def _packed(values: Sequence[Float[Tensor, ""]], metrics: list[str]) -> Any:
     """One number per metric, or the number if there is one metric."""
-    return packed(torch.stack([*values])[:, None], {}, metrics, axis=None)
+    return packed(torch.stack([*values])[:, None], {}, metrics)

@@ -84,6 +84,7 @@ def direct_logit_attribution(
     attrs = partial(cache.logit_attrs, tokens=ids, incorrect_tokens=others)
     parts, coords = _PARTS[of](cache, attrs, layer)
     info: dict[str, Any] = {"by": of.removesuffix("s"), "tokens": ids.tolist(), "bias": bias, "logit": logit}
+    info["prompts"] = text.checksums
     info |= about(model, f"direct logit attribution of {of}") | ({} if others is None else {"wrong": others.tolist()})
     if of in ("heads", "neurons"):
         info["rest"] = attrs(cache.decompose_resid()).sum(0) - parts.sum(tuple(range(len(coords))))

@@ -67,7 +67,7 @@ def logit_lens(
         start += logits.shape[2]
     values = torch.cat(chunks, -1)
     places: dict[str, list[Label]] = {} if pos is not None else {"pos": [*text.labels(model)]}
-    info = {"tokens": ids.tolist(), "measure": measure, **about(model, "logit lens")}
+    info = {"tokens": ids.tolist(), "measure": measure, "prompts": text.checksums, **about(model, "logit lens")}
     values = values[..., 0] if pos is not None else values
     return laid_out(values, layer_labels(cache.n_layers), places, measure, info, per_example=per_example)
 

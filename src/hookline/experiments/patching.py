@@ -99,6 +99,7 @@ def both_runs(
     _warn_of_blind_metrics(list(metrics), clean, corrupted, are_equal=torch.equal(*logits))
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     info: dict[str, Any] = {"direction": direction, "clean": clean, "corrupted": corrupted}
+    info["prompts"] = pair[0].checksums
     activations = [base.kept for base in runs[source]]
     reader = Reader(runs[target], pair[target], metrics)
     return Both(reader, activations, pair[source].checksum, info, pair[0].labels(model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError, how_many
 from hookline.experiments.core.labels import Label
-from hookline.experiments.core.measure import packed
+from hookline.experiments.core.measure import ROOM, packed
 from hookline.experiments.core.prompts import Prompt, Prompts, prompt_positions, prompts_of
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -87,9 +88,20 @@ def laid_out(
 
     Float tensors in `info` are by prompt and position, too.
     """
-    axis = "example" if per_example else None
-    plain = dict(info)
-    for key, x in info.items():
-        if isinstance(x, Tensor) and x.is_floating_point():
-            plain[key] = packed(x.movedim(0, -1)[None], places, ["value"], axis=axis)
-    return packed(values.float().movedim(len(coords), -1)[None], coords | places, [name], axis=axis, info=plain)
+    plain = {key: x for key, x in info.items() if not (isinstance(x, Tensor) and x.is_floating_point())}
+
+    def result(*, per_example: bool) -> Result:
+        layout: dict[str, Any] = {"per_example": per_example, "keep": False}
+        others = {
+            key: packed(x.movedim(0, -1)[None], places, ["value"], **layout)
+            for key, x in info.items()
+            if key not in plain
+        }
+        every = values.float().movedim(len(coords), -1)[None]
+        return packed(every, coords | places, [name], info=plain | others, **layout)
+
+    whole = result(per_example=per_example)
+    size = values.shape[len(coords)]
+    if per_example or size < 2 or values.numel() * 4 > ROOM:
+        return whole
+    return replace(whole, by_example=result(per_example=True))

@@ -79,11 +79,17 @@ class Prompts:
     def checksum(self) -> str:
         """A checksum of the prompts."""
         content = torch.where(self.mask, self.tokens, -1).cpu().contiguous().numpy().tobytes()
-        for inputs in self.more:
-            for _, x in sorted(inputs.items()):
-                is_tensor = isinstance(x, Tensor)
-                content += x.double().cpu().contiguous().numpy().tobytes() if is_tensor else repr(x).encode()
+        content += b"".join(map(_content, self.more))
         return f"{len(self)}×{self.width} {zlib.crc32(content):08x}"
+
+    @property
+    def checksums(self) -> list[int]:
+        """A checksum of each example: equal where the text is, whatever its padding and continuation."""
+        rows, tokens = range(0, len(self), self.copies), self.tokens.cpu()
+        starts = {row: self.spans[row].start for row in rows}
+        texts = [tokens[row, start : start + self.length(row)].numpy().tobytes() for row, start in starts.items()]
+        images = [_content(self.more[row]) if self.more and not self.own else b"" for row in rows]
+        return [zlib.crc32(text + image) for text, image in zip(texts, images, strict=True)]
 
     def row(self, row: int) -> Int[Tensor, "1 pos"]:
         """One row without its padding."""
@@ -161,6 +167,14 @@ class Prompts:
             return list(range(self.width))
         common_length = self.width if len(self) == 1 else self.length(0)  # continuations differ from there on
         return [*token_labels(model.to_str_tokens(self.tokens[0, :common_length])), *range(common_length, self.width)]
+
+
+def _content(inputs: Mapping[str, Any]) -> bytes:
+    """The inputs of a row besides its tokens, as bytes."""
+    values = [x for _, x in sorted(inputs.items())]
+    return b"".join(
+        x.double().cpu().contiguous().numpy().tobytes() if isinstance(x, Tensor) else repr(x).encode() for x in values
+    )
 
 
 def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
