@@ -114,7 +114,7 @@ class Result:
         return (self[at] for at in range(self.shape[0]))
 
     def mean(self, *axes: str) -> Result:
-        """The mean over these axes, or over all; NaN where a cell is missing. Examples without the cell do not count."""
+        """The mean over these axes, or over all; NaN where a cell is missing, except in some of the examples."""
         gone = list(dict.fromkeys(map(self._axis, axes or self.axes)))
         if (last := self.axes[-1:]) and last[0] in EXAMPLE_AXES and last[0] in gone:
             rest = [axis for axis in gone if axis not in last]

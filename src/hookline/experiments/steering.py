@@ -14,17 +14,11 @@ from torch import Tensor
 from hookline.edits import add
 from hookline.engine import HookPoint
 from hookline.errors import HooklineError, warn
+from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.measure import Options, measured, reader_of
-from hookline.experiments.core.prompts import (
-    Prompt,
-    baselines,
-    check_language_model,
-    prompt_positions,
-    prompts_of,
-    warn_of_dropout,
-)
+from hookline.experiments.core.prompts import Prompt, baselines, check_language_model, prompts_of, warn_of_dropout
 from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, layer_number, layer_numbers, sweep_points
 from hookline.experiments.result import Result
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
@@ -204,7 +198,8 @@ def sweep_layers(
     *,
     coefficients: Sequence[float] = (-2.0, -1.0, 1.0, 2.0),
     layers: Sequence[int] | None = None,
-    pos: int | slice | Sequence[int] | None = None,
+    positions: PromptPositions = None,
+    pos: PromptPositions = None,
     **options: Any,
 ) -> Result:
     """Add each layer's vector to the stream, times each coefficient, and measure: `result.values[layer, coefficient]`.
@@ -216,8 +211,8 @@ def sweep_layers(
         3      2.0          16.92
         3      1.0          12.3
 
-    It is added at every position, or at `pos`, counted within each prompt. `result.info["clean"]` is unsteered.
-    Further `options`: see `Options` (per_example, batch_size, progress, resume).
+    It is added at every position, or at `positions`, as in `ablation.ablate` (`pos` is the same).
+    `result.info["clean"]` is unsteered. Further `options`: see `Options` (per_example, batch_size, progress, resume).
     """
     if not isinstance(vectors, Directions):
         raise HooklineError(
@@ -233,13 +228,14 @@ def sweep_layers(
     points = {layer: vectors.point(model, layer) for layer in selected_layers}
     metric, (rows,) = continued(model, metric, prompts_of(model, prompts))
     bases = baselines(model, rows, keep=[point.name for point in points.values()])
-    positions = None if pos is None else prompt_positions(model, rows, pos)
+    where = one_of(positions, pos)
+    aligned = None if where is None else Aligned.of(model, rows, where, apart=False)
     cells = Cells({"layer": list(selected_layers)}, {(layer,): [(point, {})] for layer, point in points.items()})
     builders = []
     for times in coefficients:
         moved = {point.name: times * added[layer] for layer, point in points.items()}
         activations = [{name: base.kept[name] + x.to(base.kept[name]) for name, x in moved.items()} for base in bases]
-        builders.append(CellBuilder(cells, activations, bases, rows, positions))
+        builders.append(CellBuilder(cells, activations, bases, rows, aligned))
     variants = [builder.variant_for([key]) for key in cells.covered for builder in builders]
     coords: dict[str, list[Label]] = {
         **cells.coords,

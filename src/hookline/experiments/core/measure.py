@@ -228,7 +228,9 @@ def _check_same(old: Result, new: Result) -> None:
     """Raise unless a result to resume is of the same experiment."""
     if old.axes != new.axes or any(old.coords[axis] != new.coords[axis] for axis in new.axes):
         raise HooklineError(f"resume= has other cells, over {old.axes}, than this experiment, over {new.axes}")
-    expected_info = {key: value for key, value in new.info.items() if key in old.info or key not in ("about", "model", "prompts")}
+    expected_info = {
+        key: value for key, value in new.info.items() if key in old.info or key not in ("about", "model", "prompts")
+    }
     differing = [key for key, value in expected_info.items() if not _is_alike(old.info.get(key), value)]
     if "hooks" in old.info and "hooks" not in new.info:
         differing.append("hooks")

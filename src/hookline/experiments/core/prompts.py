@@ -57,6 +57,12 @@ class Prompts:
         tokens, mask = (pad_sequence(list(sequences), batch_first=True) for sequences in (rows, masks))
         return cls(tokens, mask, tuple(more), copies, tuple(own))
 
+    def ending_at(self, width: int) -> Prompts:
+        """The same rows, whose texts all end at the last of `width` columns."""
+        rows = [F.pad(self.row(row)[0], (width - len(span), 0)) for row, span in enumerate(self.spans)]
+        masks = [torch.arange(width) >= width - len(span) for span in self.spans]
+        return replace(self, tokens=torch.stack(rows), mask=torch.stack(masks).to(self.mask.device))
+
     @property
     def width(self) -> int:
         """The number of positions, including padding."""
@@ -272,9 +278,14 @@ def prompt_positions(model: HookedModel, prompts: Prompts, pos: Any, name: str =
     return by_prompt
 
 
-def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
-    """Clean and corrupted prompts must have the same shape."""
-    if clean.tokens.shape == corrupted.tokens.shape and torch.equal(clean.mask, corrupted.mask):
+def has_same_shape(clean: Prompts, corrupted: Prompts) -> bool:
+    """Whether two batches have tokens at the same places."""
+    return clean.tokens.shape == corrupted.tokens.shape and torch.equal(clean.mask, corrupted.mask)
+
+
+def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts, *, hint: str = "") -> None:
+    """Clean and corrupted prompts must have the same shape; `hint` ends the message if they do not."""
+    if has_same_shape(clean, corrupted):
         return
     row = next((row for row in range(min(len(clean), len(corrupted))) if clean.spans[row] != corrupted.spans[row]), 0)
     shown = []
@@ -284,7 +295,7 @@ def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
     raise HooklineError(
         f"clean and corrupted prompts must have the same number of rows, and of tokens in each row: clean has "
         f"{list(clean.tokens.shape)}, corrupted {list(corrupted.tokens.shape)}. "
-        f"Row {row}: clean {shown[0]}, corrupted {shown[1]}"
+        f"Row {row}: clean {shown[0]}, corrupted {shown[1]}{hint}"
     )
 
 
