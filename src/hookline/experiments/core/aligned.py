@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -39,14 +40,14 @@ class Aligned:
         if isinstance(positions, list | tuple) and any(isinstance(place, list | tuple | range) for place in positions):
             rows = _for_each_prompt(prompts, positions, name)
             return cls._of_rows(rows, positions, name) if apart else cls([0], [rows])
-        if apart and isinstance(positions, list | tuple):
+        if apart and isinstance(positions, list | tuple) and positions:
             labels = [_label(place) for place in positions]
             return cls(labels, [_in_prompts(model, prompts, place, name) for place in positions])
         if isinstance(positions, list | tuple):
-            every = [_in_prompts(model, prompts, place, name) for place in positions] or [
-                _in_prompts(model, prompts, positions, name)
-            ]
-            return cls([0], [[sorted({*sum(of_row, [])}) for of_row in zip(*every, strict=True)]])
+            if not positions:
+                raise HooklineError(f"{name}=[] selects nothing")
+            every = [_in_prompts(model, prompts, place, name) for place in positions]
+            return cls([0], [[sorted(set(chain.from_iterable(of_row))) for of_row in zip(*every, strict=True)]])
         rows = _in_prompts(model, prompts, positions, name)
         if apart and all(len(row) == 1 for row in rows):
             return cls([_label(positions)], [rows])

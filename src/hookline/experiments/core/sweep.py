@@ -267,8 +267,8 @@ def aligned_sweep(
     with_keys = [point.name for point in where.points.values() if "k" in point.axes.split()]
     if with_keys and list(map(len, source.spans)) != list(map(len, target.spans)):
         raise HooklineError(
-            f"{with_keys[0]!r} has a value for each key position, which differ where clean and corrupted prompts differ "
-            f"in length: use prompts of the same length for this point"
+            f"{with_keys[0]!r} has a value for each key position, so clean and corrupted prompts must have the same "
+            f"length: use such prompts, or another point"
         )
     return aligned_pair(model, source, target, positions, apart="pos" in where.over)
 
