@@ -94,8 +94,8 @@ def ablate(
     meanings such as `last` and `token(" Mary")`. If `over` has `pos`, they are its cells. `pos` is the same.
 
     A mean excludes outlying positions, such as attention sinks: those where the norm at the point is more than 10 times
-    the median. They are not replaced either, unless `positions` names them or positions are an axis, since no average of
-    other positions can replace them. `result.info["outlying"]` reports how many there were, by point.
+    the median. They are not replaced either, unless `positions` has them or `pos` is an axis, since no average of other
+    positions can replace them. `result.info["outlying"]` reports how many there were, by point.
     `outliers="include"` averages and replaces everything, and a number replaces the 10.
 
     The metric of the unmodified model is `result.info["clean"]`. Further `options`: see `Options`.
