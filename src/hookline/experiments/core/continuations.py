@@ -62,7 +62,7 @@ def prompt_pair(
 
 
 def ready_metrics(
-    spec: Any, model: HookedModel, logits: Sequence[Float[Tensor, "batch pos vocab"]], pair: Sequence[Prompts]
+    spec: Any, model: HookedModel, logits: Sequence[Tensor], pair: Sequence[Prompts]
 ) -> list[dict[str, MetricFunction]]:
     """The metrics of the clean and of the corrupted run, which are the same unless the prompts differ in length."""
     if not isinstance(spec, BySide):
