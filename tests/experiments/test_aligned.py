@@ -62,9 +62,8 @@ def by_hand(model: Any, result: Result, source: str, target: str, lead: Any, poi
 )
 def test_a_sweep_is_the_mean_of_plain_runs_on_each_pair(tinyworld, direction, points, over) -> None:
     positions = [-1, -2, -5]
-    result = patching.sweep(
-        tinyworld, CLEAN, CORRUPTED, LEAD, points=points, over=over, direction=direction, positions=positions, layers=[0, 3]
-    )  # fmt: skip
+    given: dict[str, Any] = {"points": points, "over": over, "direction": direction, "layers": [0, 3]}
+    result = patching.sweep(tinyworld, CLEAN, CORRUPTED, LEAD, positions=positions, **given)
     pairs = zip(CLEAN, CORRUPTED, strict=True) if direction == "denoise" else zip(CORRUPTED, CLEAN, strict=True)
     places = [([place], [place]) for place in positions]
     expected = [

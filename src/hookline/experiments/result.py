@@ -177,13 +177,13 @@ class Result:
         """
         ours = self._examples("compare")
         if isinstance(other, Result):
-            theirs, name = other._examples("compare"), other.name
+            theirs, name = other._examples("compare"), f" − {other.name}"
             ours._check_paired(theirs)
-            differences = ours.values - ours._aligned(theirs, name)
+            differences = ours.values - ours._aligned(theirs, other.name)
         else:
-            differences, name = ours.values - float(other), number_text(float(other))
+            differences, name = ours.values - float(other), f" − {number_text(float(other))}" if other else ""
         chosen = paired_tests.test_for(differences.shape[-1], test)
-        every = replace(ours, values=differences, name=f"{self.name} − {name}", info=ours._info_of_cells())
+        every = replace(ours, values=differences, name=f"{self.name}{name}", info=ours._info_of_cells())
         p = self._of_cells(paired_tests.p_values(differences, chosen), "p")
         return Comparison(every._mean_of_examples(), p, chosen)
 
