@@ -88,17 +88,17 @@ def laid_out(
 
     Float tensors in `info` are by prompt and position, too.
     """
-    plain = {key: x for key, x in info.items() if not (isinstance(x, Tensor) and x.is_floating_point())}
 
     def result(*, per_example: bool) -> Result:
         layout: dict[str, Any] = {"per_example": per_example, "keep": False}
-        others = {
+        packed_info = {
             key: packed(x.movedim(0, -1)[None], places, ["value"], **layout)
+            if isinstance(x, Tensor) and x.is_floating_point()
+            else x
             for key, x in info.items()
-            if key not in plain
         }
         every = values.float().movedim(len(coords), -1)[None]
-        return packed(every, coords | places, [name], info=plain | others, **layout)
+        return packed(every, coords | places, [name], info=packed_info, **layout)
 
     whole = result(per_example=per_example)
     size = values.shape[len(coords)]

@@ -197,17 +197,16 @@ def packed(
     labels |= coords
     examples: list[Label] = list(range(values.shape[-1]))
     name = "metric" if several else metrics[0]
-    plain = {key: x for key, x in (info or {}).items() if not isinstance(x, Tensor)}
     if not labels and not per_example:
         return float(values.mean())
     layout: dict[str, Any] = {"axis": axis, "copies": copies}
 
     def result(values: Tensor, labels: dict[str, list[Label]], *, per_example: bool) -> Result:
-        tensors = {key: x for key, x in (info or {}).items() if isinstance(x, Tensor)}
-        by_key = {
-            key: packed(x, {}, metrics, per_example=per_example, keep=False, **layout) for key, x in tensors.items()
+        packed_info = {
+            key: packed(x, {}, metrics, per_example=per_example, keep=False, **layout) if isinstance(x, Tensor) else x
+            for key, x in (info or {}).items()
         }
-        return Result(values if several else values[0], tuple(labels), labels, name, plain | by_key, complete)
+        return Result(values if several else values[0], tuple(labels), labels, name, packed_info, complete)
 
     if per_example:
         return result(values, {**labels, axis: examples}, per_example=True)
