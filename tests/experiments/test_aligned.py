@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from hookline import HooklineError
-from hookline.experiments import ablation, attribution, metrics, patching, relevance, steering
+from hookline.experiments import (
+    ablation,
+    attribution,
+    logit_attribution,
+    logit_lens,
+    metrics,
+    patching,
+    relevance,
+    steering,
+)
 from hookline.experiments.result import Result
 from hookline.positions import image_tokens, last, token
 from hookline.text.token_positions import Meaning
@@ -248,3 +257,31 @@ def test_inputs_move_as_a_whole(tinyworld) -> None:
         )
     with pytest.raises(HooklineError, match="same length"):
         relevance.relevance(tinyworld, CLEAN, CORRUPTED, LEAD, positions=[-1], rules="difference")
+
+
+@pytest.mark.parametrize("per_example", [False, True])
+def test_lenses_read_each_position(tinyworld, per_example) -> None:
+    """As one prompt at a time at one position."""
+    places = [[-1, 3], [5, 3], [2, -2]]
+    lens = logit_lens.logit_lens(tinyworld, CLEAN, " Mary", positions=places, per_example=per_example)
+    parts = logit_attribution.direct_logit_attribution(
+        tinyworld, CLEAN, " Mary", " John", of="layers", positions=places, per_example=per_example
+    )
+    for row, (prompt, of_prompt) in enumerate(zip(CLEAN, places, strict=True)):
+        for number, place in enumerate(of_prompt):
+            by_example = [result if per_example else result.by_example for result in (lens, parts)]
+            found = [result.isel(pos=number, example=row) for result in by_example]
+            assert found[0].axes == found[1].axes == ("layer",)
+            alone = logit_lens.logit_lens(tinyworld, prompt, " Mary", pos=place)
+            torch.testing.assert_close(found[0].values, alone.values, atol=1e-4, rtol=1e-4)
+            alone = logit_attribution.direct_logit_attribution(
+                tinyworld, prompt, " Mary", " John", of="layers", pos=place
+            )
+            torch.testing.assert_close(found[1].values, alone.values, atol=1e-4, rtol=1e-4)
+            assert found[1].info["logit"] == pytest.approx(alone.info["logit"], abs=1e-4)
+    if not per_example:
+        assert parts.info["bias"].axes == ("pos",)
+        assert lens.axes == ("layer", "pos")
+    assert logit_lens.logit_lens(tinyworld, CLEAN, positions=_FirstTokens(2)).coords["pos"] == [0, 1]
+    with pytest.raises(HooklineError, match="in prompt 0, but one position"):
+        logit_lens.logit_lens(tinyworld, CLEAN, positions=[_FirstTokens(2)])
