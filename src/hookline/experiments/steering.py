@@ -304,7 +304,8 @@ def best(
     """The layers and coefficients with the strongest effect, among those that damage neutral text at most so much.
 
         >>> vectors = steering.contrast_vectors(model, texts[1], texts[0])
-        >>> swept = steering.sweep_layers(model, vectors, texts[0], metrics.logit_diff(" Rome", " Paris"), pos=-1)
+        >>> lead = metrics.logit_diff(" Rome", " Paris")
+        >>> swept = steering.sweep_layers(model, vectors, texts[0], lead, pos=-1, neutral=texts[2:])
         >>> steering.best(swept, most_damage=1.5, by="value")
         layer  coefficient  value
         3      1.0          12.3

@@ -252,7 +252,9 @@ def _sizes(where: SweepPoints, bases: Sequence[Baseline], axis: str, width: int)
 def check_aligned(where: SweepPoints) -> None:
     """Raise unless positions can be selected at these points."""
     if where.in_tower:
-        raise HooklineError("positions=… are positions in the text, but these points are in the vision tower")
+        raise HooklineError(
+            "positions=… is a position in the text, but these points are in the vision tower: remove it"
+        )
     if "src" in where.over:
         raise HooklineError("positions=… selects positions of the text, not key positions: remove 'src' from over")
     for point in where.points.values():
