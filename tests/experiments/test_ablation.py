@@ -241,7 +241,8 @@ def test_several_metrics_are_ranked_one_by_one(tinyworld) -> None:
         ({"layers": 9}, "layer 9.*0 to 3"),
         ({"pos": 14}, "position 14.*has 14"),
         ({"pos": []}, "selects nothing"),
-        ({"points": "mlp_out", "over": ("layer", "pos"), "pos": 1}, "one of the two"),
+        ({"positions": 1, "pos": 1}, "are the same"),
+        ({"points": "pattern", "over": ("layer", "src"), "positions": [1]}, "key positions"),
         ({"points": "pattern", "over": ("layer", "head"), "method": "mean", "data": OTHERS}, "no mean"),
     ],
 )

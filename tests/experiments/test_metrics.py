@@ -521,3 +521,43 @@ def test_metrics_of_tokens_need_an_unembedding(kind):
             ablation.ablate(model, tokens, metric, of="mlps", progress=False)
     result = ablation.ablate(model, tokens, lambda out: out[:, -1, 3], of="mlps", progress=False)
     assert result.values.isfinite().all()
+
+
+@torch.no_grad()
+def test_in_context_loss_is_the_difference_of_two_losses(model) -> None:
+    tokens = torch.randint(3, 60, (3, 11))
+    losses = model(tokens, return_type="loss", loss_per_token=True)
+    metric = metrics.in_context_loss(tokens, early=2, late=[9, 10, -2])
+    late = torch.stack([losses[0, 8], losses[1, 9], losses[2, 8]])
+    torch.testing.assert_close(metric.resolved(model, tokens)(model(tokens)), late - losses[:, 1])
+    assert positions_read(metric.resolved(model, tokens), model(tokens)).nonzero().flatten().tolist() == [1, 8, 9]
+    result = ablation.ablate(model, tokens, metrics.in_context_loss(tokens, early=2, late=9), of="mlps")
+    assert result.info["clean"] == pytest.approx(float((losses[:, 8] - losses[:, 1]).mean()), abs=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_in_context_loss_does_not_count_padding(model, side) -> None:
+    texts = [torch.randint(3, 60, (length,)) for length in (7, 11)]
+    result = ablation.ablate(
+        model, [text.tolist() for text in texts], lambda logits: logits[:, 0, 0], of="mlps"
+    )  # the two run as one batch
+    assert result.by_example.shape[-1] == 2
+    width = max(map(len, texts))
+    ends = [(width - len(text), 0) if side == "left" else (0, width - len(text)) for text in texts]
+    tokens = torch.stack([F.pad(text, end) for text, end in zip(texts, ends, strict=True)])
+    mask = torch.stack([F.pad(torch.ones(len(text)), end) for text, end in zip(texts, ends, strict=True)]).bool()
+    logits = torch.randn(2, width, 60)
+    found = metrics.in_context_loss(tokens, early=1, late=-1).resolved(model, tokens, mask)(logits)
+    for row, text in enumerate(texts):
+        scores = logits[row, mask[row]].log_softmax(-1)
+        assert found[row] == pytest.approx(float(scores[0, text[1]] - scores[-2, text[-1]]), abs=1e-5)
+
+
+def test_in_context_loss_needs_a_token_before(model) -> None:
+    tokens = torch.randint(3, 60, (2, 11))
+    for positions in ({"early": 0, "late": 5}, {"late": 500}, {"early": 2, "late": 11}):
+        with pytest.raises(HooklineError):
+            metrics.in_context_loss(tokens, **positions).resolved(model, tokens)(torch.randn(2, 11, 60))
+    with pytest.raises(HooklineError, match="token ids"):
+        metrics.in_context_loss(tokens.float())

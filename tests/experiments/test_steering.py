@@ -8,6 +8,7 @@ import hookline
 from hookline.demo.chapters import CAPITALS, NO_OPINION, questions
 from hookline.errors import HooklineWarning
 from hookline.experiments import metrics, steering
+from hookline.positions import last
 
 METRIC = metrics.logit_diff(5, 7)
 PROMPT = "The capital of France is"
@@ -211,3 +212,44 @@ def test_negative_layers_count_from_the_last(tinyworld) -> None:
     assert last == third
     metric = metrics.logit_diff(" Rome", " Paris")
     assert steering.sweep_layers(tinyworld, vectors, PROMPT, metric, layers=[-1]).coords["layer"] == [3]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("damage", ["kl", "loss"])
+def test_damage_is_that_of_plain_runs_on_neutral_text(tinyworld, damage) -> None:
+    vectors = steering.contrast_vectors(tinyworld, "The capital of Italy is", PROMPT)
+    neutral = ["Tom likes Anna and Paul likes Kate", "The capital of Norway is Oslo."]
+    lead = metrics.logit_diff(" Rome", " Paris")
+    swept = steering.sweep_layers(
+        tinyworld, vectors, PROMPT, lead, coefficients=[1, 2], positions=[-1], neutral=neutral, damage=damage
+    )
+    for layer, times in ((0, 1), (3, 2)):
+        change = times * vectors.at(layer)
+        hooks = [(("resid_post", layer), lambda x, change=change: x + change)]
+        values = []
+        for text in neutral:
+            before, after = tinyworld(text)[0], tinyworld.run_with_hooks(text, fwd_hooks=hooks)[0]
+            a, b = before.log_softmax(-1), after.log_softmax(-1)
+            ids = tinyworld.to_tokens(text)[0, 1:, None]
+            rise = (a - b)[:-1].gather(-1, ids).mean()
+            values.append((a.exp() * (a - b)).sum(-1).mean() if damage == "kl" else rise)
+        found = swept.info["damage"].sel(layer=layer, coefficient=times).item()
+        assert found == pytest.approx(float(torch.stack(values).mean()), abs=1e-4)
+
+
+def test_the_best_cell_damages_least(tinyworld) -> None:
+    vectors = steering.contrast_vectors(tinyworld, "The capital of Italy is", PROMPT)
+    lead = metrics.logit_diff(" Rome", " Paris")
+    swept = steering.sweep_layers(tinyworld, vectors, PROMPT, lead, positions=last, per_example=True)
+    damage = swept.info["damage"]
+    (cell,) = steering.best(swept, most_damage=0.3, by="value")
+    assert damage.sel(**cell.labels).item() <= 0.3 < damage.sel(layer=3, coefficient=2.0).item()
+    allowed = swept.mean("example").values[damage.values <= 0.3]
+    assert cell.value == pytest.approx(float(allowed.max()))
+    with pytest.raises(hookline.HooklineError, match="smaller coefficients"):
+        steering.best(swept, most_damage=1e-9)
+    bare = steering.sweep_layers(tinyworld, vectors, PROMPT, lead, neutral=None)
+    with pytest.raises(hookline.HooklineError, match="neutral"):
+        steering.best(bare, most_damage=1.0)
+    with pytest.raises(hookline.HooklineError, match="damage is"):
+        steering.sweep_layers(tinyworld, vectors, PROMPT, lead, damage="perplexity")

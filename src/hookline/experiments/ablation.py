@@ -10,10 +10,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from hookline.errors import HooklineError
+from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import Options, Reader, measured, reader_of
-from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompt_positions, prompts_of
+from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
 from hookline.experiments.core.replacements import Method, Replacement
 from hookline.experiments.core.sweep import (
     CellBuilder,
@@ -22,6 +23,7 @@ from hookline.experiments.core.sweep import (
     Grid,
     Key,
     SweepPoints,
+    check_aligned,
     make_cells,
     sweep_points,
 )
@@ -64,7 +66,8 @@ def ablate(
     data: Prompt | None = None,
     per_position: bool = False,
     seed: int | None = None,
-    pos: int | Sequence[int] | None = None,
+    positions: PromptPositions = None,
+    pos: PromptPositions = None,
     outliers: Outliers = "exclude",
     **options: Any,
 ) -> Result:
@@ -86,19 +89,21 @@ def ablate(
     - "mean": the mean over all positions of the texts in `data`, or with `per_position`, over texts at each position;
     - "resample": the activation of a random other text of `data` of the same length (`seed`, 0 by default).
 
-    `data` defaults to the prompts themselves: for one prompt, "mean" is the mean over its own positions. `pos` ablates
-    at these positions only, counted within each prompt.
+    `data` defaults to the prompts themselves: for one prompt, "mean" is the mean over its own positions. `positions`
+    ablates at these positions only: indices (negative ones from the end of each prompt), a list for each prompt, or
+    meanings such as `last` and `token(" Mary")`. If `over` has `pos`, they are its cells. `pos` is the same.
 
     A mean excludes outlying positions, such as attention sinks: those where the norm at the point is more than 10 times
-    the median. They are not replaced either, unless `pos` names them or positions are an axis, since no average of
-    other positions can replace them. `result.info["outlying"]` reports how many there were, by point.
+    the median. They are not replaced either, unless `positions` has them or `pos` is an axis, since no average of other
+    positions can replace them. `result.info["outlying"]` reports how many there were, by point.
     `outliers="include"` averages and replaces everything, and a number replaces the 10.
 
     The metric of the unmodified model is `result.info["clean"]`. Further `options`: see `Options`.
     """
     how, replacement = Options.of(options), Replacement(method, data, per_position, seed, outliers)
     selection = Selection(of, points, over, layers)
-    components, reader, info = _prepared(model, prompts, metric, selection, replacement, pos)
+    where = one_of(positions, pos)
+    components, reader, info = _prepared(model, prompts, metric, selection, replacement, where)
     return measured(reader, components.builder.grid(), info, how)
 
 
@@ -137,7 +142,8 @@ def cumulative(
     data: Prompt | None = None,
     per_position: bool = False,
     seed: int | None = None,
-    pos: int | Sequence[int] | None = None,
+    positions: PromptPositions = None,
+    pos: PromptPositions = None,
     outliers: Outliers = "exclude",
     **options: Any,
 ) -> Result:
@@ -156,7 +162,8 @@ def cumulative(
         selection, order = selection.of_ranking(order.info), ranking(order)
     elif isinstance(order, TopCells) and order.info and of is None and points is None:
         selection = selection.of_ranking(order.info)
-    components, reader, info = _prepared(model, prompts, metric, selection, replacement, pos)
+    where = one_of(positions, pos)
+    components, reader, info = _prepared(model, prompts, metric, selection, replacement, where)
     keys = [components.key(component) for component in order]
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     if not keys or twice is not None:
@@ -171,6 +178,14 @@ def cumulative(
     return measured(reader, Grid(("order", "count"), coords, variants), info, how)
 
 
+def _aligned(
+    model: HookedModel, prompts: Prompts, where: SweepPoints, positions: PromptPositions, cells: Cells | None
+) -> Aligned:
+    if cells is None:
+        check_aligned(where)
+    return Aligned.of(model, prompts, positions, apart=cells is None and "pos" in where.over)
+
+
 def _prepared(
     model: HookedModel, prompts: Prompt, metric: Any, selection: Selection, replacement: Replacement, pos: Any
 ) -> tuple[Components, Reader, dict[str, Any]]:
@@ -180,7 +195,12 @@ def _prepared(
     reader = components.reader(metric)
     info = {**replacement.info(), "clean": reader.baseline, "choice": selection.to_dict()}
     info |= {"seed": replacement.seed or 0} if replacement.method == "resample" else {}
-    info |= {"positions": components.builder.positions} if pos is not None else {}
+    aligned = components.builder.positions
+    info |= (
+        {}
+        if aligned is None
+        else {"positions": aligned.at if "pos" in components.builder.cells.coords else aligned.at[0]}
+    )
     said = selection.of or said_points(selection.points or "heads")
     return components, reader, info | about(model, f"{said} ablated ({replacement.method})")
 
@@ -242,17 +262,14 @@ class Components:
         where = selection.points_of(model)
         cells = _layer_cells(model, prompts, where) if selection.of == "layers" else None
         bases = baselines(model, prompts, keep=where.names if cells is None else cells.names)
-        cells = make_cells(where, bases, prompts, prompts.labels(model)) if cells is None else cells
+        aligned = None if pos is None else _aligned(model, prompts, where, pos, cells)
+        labels = prompts.labels(model) if aligned is None else aligned.labels
+        cells = make_cells(where, bases, labels) if cells is None else cells
         if isinstance(selection.layers, int) and len(cells.coords) > 1:
             cells = cells.without("layer")
-        if pos is not None and where.in_tower:
-            raise HooklineError("pos=… is a position in the text, but these points are in the vision tower: remove it")
-        if pos is not None and "pos" in cells.coords:
-            raise HooklineError("pos=… selects positions, but positions are already an axis: use one of the two")
-        positions = None if pos is None else prompt_positions(model, prompts, pos)
         everywhere = pos is None and "pos" not in cells.coords
         values = replacement.values(model, cells.points, bases, prompts, at_all_positions=everywhere)
-        return cls(model, CellBuilder(cells, values, bases, prompts, positions))
+        return cls(model, CellBuilder(cells, values, bases, prompts, aligned))
 
     def reader(self, metric: Any) -> Reader:
         """A reader of the metric on variants of the runs."""

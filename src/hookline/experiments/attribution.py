@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hookline.engine import HookPoint
 from hookline.errors import HooklineError
-from hookline.experiments.core.continuations import prompt_pair
+from hookline.experiments.core.aligned import Aligned, PromptPositions
+from hookline.experiments.core.continuations import prompt_pair, ready_metrics
 from hookline.experiments.core.integration import Along, ByMetric, Line, ran
 from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import (
@@ -26,8 +27,16 @@ from hookline.experiments.core.measure import (
     packed,
 )
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, warn_of_dropout
-from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, axis_index, make_cells, sweep_points
-from hookline.experiments.metrics import as_metric
+from hookline.experiments.core.sweep import (
+    CellBuilder,
+    SweepPoints,
+    Values,
+    aligned_sweep,
+    axis_index,
+    make_cells,
+    moved,
+    sweep_points,
+)
 from hookline.experiments.patching import Direction, check_patch_direction, into
 from hookline.experiments.result import BASELINES, Result
 from hookline.model import HookedModel
@@ -51,6 +60,7 @@ def attribution_patching(
     layers: Sequence[int] | None = None,
     steps: int | None = None,
     along: Along = "activations",
+    positions: PromptPositions = None,
     check: int = 16,
     seed: int = 0,
     **options: Any,
@@ -66,18 +76,21 @@ def attribution_patching(
     two runs. All cells together cost one run of each prompt and one backward pass. `steps` averages the gradient over
     that many points on the line from one run to the other (integrated gradients): along the `activations` of each
     point separately, so that the cells of a point sum to the effect of patching all of it, at the cost of a forward and
-    a backward pass per step and point; or along the `inputs`, at that cost per step.
+    a backward pass per step and point; or along the `inputs`, at that cost per step. `positions` are as in
+    `patching.sweep`.
 
     `check` cells are actually patched: half of them those with the largest estimates, half drawn with this `seed` from
     the others where anything changes. `info` then has the `correlation` and `mean_abs_error` of their estimates, also
     of each half (`top_correlation`, …), and the `sample` itself. Further options: per_example, batch_size, progress.
     """
     how, where = checked_options(direction, steps, along, check, options), sweep_points(model, points, over, layers)
-    metric, pair = prompt_pair(model, clean, corrupted, metric)
+    metric, pair = prompt_pair(model, clean, corrupted, metric, may_differ=positions is not None)
+    if positions is not None and along == "inputs":
+        raise HooklineError('along="inputs" moves all positions together: with positions=…, use along="activations"')
     line = Line(model, pair[1 if direction == "denoise" else 0], where.names, steps, along)
     settings: dict[str, Any] = {"direction": direction} | ({} if steps is None else {"steps": steps, "along": along})
     said = about(model, f"{said_points(points)} patched, {into(direction)}, estimated from gradients")
-    return Estimate(line, where, pair, direction, how, check, seed).result(metric, said | settings)
+    return Estimate(line, where, pair, direction, how, check, seed, positions).result(metric, said | settings)
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,7 @@ class Estimate:
     how: Options
     check: int
     seed: int
+    positions: PromptPositions = None
 
     def result(self, metric: Any, about: dict[str, Any]) -> Result:
         """Run both prompts, and estimate every cell; `about` is what `info` says besides."""
@@ -99,24 +113,30 @@ class Estimate:
         source, target = (0, 1) if self.direction == "denoise" else (1, 0)
         logits[source], source_values = ran(model, pair[source], line.names)
         logits[target], target_values = line.start()
-        metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
+        by_side = ready_metrics(metric, model, [logits[0], logits[1]], pair)
+        metrics, aligned = by_side[target], None
         _check_shapes(source_values, target_values)
+        if self.positions is not None:
+            sides = aligned_sweep(model, where, pair[source], pair[target], self.positions)
+            source_values, aligned = _moved(where, source_values, target_values, pair, source, sides), sides[1]
+            about = about | {"positions": aligned.at}
         changes = {name: _change(source_values[name].float(), target_values[name].float()) for name in where.names}
-        values = [metric_values(metrics, logits[side]) for side in (0, 1)]
+        values = [metric_values(by_side[side], logits[side]) for side in (0, 1)]
         gradients = line.gradients(metrics, source_values, target_values)
         check_gradients(gradients, values, line.steps)
-        effects = torch.stack([_effects(where, changes, gradients[name], pair[target]) for name in metrics])
-        _add_up(effects, metrics, logits[0], per_example=how.per_example)
-        names = pair[0].labels(model)
+        effects = torch.stack([_effects(where, changes, gradients[name], pair[target], aligned) for name in metrics])
+        _add_up(effects, metrics, logits[target], per_example=how.per_example)
+        names = pair[0].labels(model) if aligned is None else aligned.labels
         coords = where.labels(dict(zip(where.over, effects.shape[1:-1], strict=True)), names)
         estimates = effects + values[target].reshape(len(metrics), *(1 for _ in coords), -1)
-        shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
-        info = {key: packed(x, {}, list(metrics), **shown) for key, x in zip(BASELINES, values, strict=True)}
-        info |= about | line.info
+        keep = not any(is_one_for_all(metric, logits[target]) for metric in metrics.values())
+        shown: dict[str, Any] = {"per_example": how.per_example, "copies": pair[0].copies, "keep": keep}
+        info: dict[str, Any] = {**dict(zip(BASELINES, values, strict=True)), **about, **line.info}
+        info["prompts"] = pair[0].checksums
         if self.check:
-            is_changed = _effects(where, changes, changes, pair[target]).ne(0).any(-1)
+            is_changed = _effects(where, changes, changes, pair[target], aligned).ne(0).any(-1)
             cells, n_top = sampled(effects[0].mean(-1), is_changed, self.check, self.seed)
-            true, labels = _true(model, where, pair[target], metrics, source_values, cells, names, how)
+            true, labels = _true(model, where, pair[target], metrics, source_values, cells, names, how, aligned)
             info |= agreement(estimates.mean(-1).flatten(1)[:, cells], true, n_top, labels, list(metrics))
         else:
             warn_of_dropout(model)
@@ -126,6 +146,28 @@ class Estimate:
 def _change(source: Tensor, target: Tensor) -> Tensor:
     """The difference, which is 0 where scores are masked in both runs."""
     return torch.where(source == target, 0.0, source - target)
+
+
+def _moved(
+    where: SweepPoints,
+    source_values: Values,
+    target_values: Values,
+    pair: Sequence[Prompts],
+    source: int,
+    sides: Sequence[Aligned],
+) -> dict[str, Tensor]:
+    """The values of the run to patch from at aligned positions, in the columns of the run to patch."""
+    values = {}
+    for point in where.points.values():
+        axis, rows = axis_index(point, "pos"), []
+        for row, before in enumerate(target_values[point.name]):
+            places = [
+                aligned.columns(prompts, row)
+                for aligned, prompts in zip(sides, (pair[source], pair[1 - source]), strict=True)
+            ]
+            rows.append(moved(source_values[point.name][row], before, axis, *places, name=point.name))
+        values[point.name] = torch.stack(rows)
+    return values
 
 
 def _add_up(effects: Tensor, metrics: Metrics, logits: Tensor, *, per_example: bool) -> None:
@@ -181,10 +223,17 @@ def checked_options(
 
 
 def _effects(
-    where: SweepPoints, changes: Mapping[str, Tensor], gradients: Mapping[str, Tensor], prompts: Prompts
+    where: SweepPoints,
+    changes: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+    prompts: Prompts,
+    aligned: Aligned | None,
 ) -> Float[Tensor, "*grid example"]:
     """The gradient times the change, summed in each cell."""
     effects = [_summed(changes[x.name] * gradients[x.name].float(), x, where, prompts) for x in where.points.values()]
+    if aligned is not None and "pos" in where.inner:
+        member, place = aligned.membership(prompts), 1 + where.inner.index("pos")
+        effects = [torch.einsum("bp...,bpc->bc...", x.movedim(place, 1), member).movedim(1, place) for x in effects]
     return where.laid_out(effects, ["example", *where.inner])
 
 
@@ -224,12 +273,13 @@ def _true(
     cells: Sequence[int],
     labels: Sequence[Label],
     how: Options,
+    aligned: Aligned | None,
 ) -> tuple[Float[Tensor, "metric cell"], list[dict[str, Label]]]:
     """The metrics when each of these cells is patched, NaN if interrupted; and the labels of the cells."""
     bases = baselines(model, prompts, keep=where.names)
     values_by_row = prompts.by_row(source_values, where.points.values())
-    grid = make_cells(where, bases, prompts, labels)
-    builder, keys = CellBuilder(grid, values_by_row, bases, prompts), list(grid.covered)
+    grid = make_cells(where, bases, labels)
+    builder, keys = CellBuilder(grid, values_by_row, bases, prompts, aligned), list(grid.covered)
     variants = [builder.variant_for([keys[cell]]) for cell in cells]
     true = measure(Reader(bases, prompts, metrics), variants, how)[0].mean(-1)
     return true, [dict(zip(grid.coords, keys[cell], strict=True)) for cell in cells]
@@ -262,4 +312,4 @@ def agreement(
 
 def _packed(values: Sequence[Float[Tensor, ""]], metrics: list[str]) -> Any:
     """One number per metric, or the number if there is one metric."""
-    return packed(torch.stack([*values])[:, None], {}, metrics, axis=None)
+    return packed(torch.stack([*values])[:, None], {}, metrics)

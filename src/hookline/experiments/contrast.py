@@ -69,11 +69,12 @@ def head_differences(
     labels = {
         axis: where.coords.get(axis, list(range(n))) for axis, n in zip(where.over, differences.shape, strict=False)
     }
-    if per_example:
-        labels["example"] = list(range(len(both)))
+    labels["example"] = list(range(len(both)))
     name = "relative difference" if relative else "difference"
     info = about(model, f"{said_points(points)} of the two prompts of each pair")
-    return Result(differences if per_example else differences.mean(-1), tuple(labels), labels, name, info)
+    info["prompts"] = [checksum for prompt, _ in both for checksum in prompts_of(model, prompt).checksums]
+    result = Result(differences, tuple(labels), labels, name, info)
+    return result if per_example else result.mean("example")
 
 
 def _checked(pairs: Any) -> list[tuple[Any, Any]]:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
+from hookline.experiments.core.aligned import PromptPositions
 from hookline.experiments.core.answers import (
     Answers,
     answer_ids,
+    at_each,
     beside,
     cached_run,
     checked_text,
@@ -48,7 +50,8 @@ def direct_logit_attribution(
     *,
     of: Parts = "components",
     layers: int | None = None,
-    pos: int | None = -1,
+    pos: int | Tensor | None = -1,
+    positions: PromptPositions = None,
     per_example: bool = False,
 ) -> Result:
     """What each part of the model directly adds to the logit of a token, or to its difference to a wrong token's.
@@ -61,10 +64,14 @@ def direct_logit_attribution(
     The parts are `of` "components" (each attention, MLP and embedding), "layers" (everything a layer adds, and the
     embeddings as "embed"), "heads" or "neurons"; of heads and neurons, `layers` selects one layer, without an axis for
     it. Tokens are one for all prompts or one per prompt; by default, the next token of the prompt. `pos` counts within
-    each prompt; None is all positions, as an axis `pos`. The values sum, with `info["bias"]` (of the unembedding) and,
+    each prompt; None is all positions, as an axis `pos`; `positions` are such an axis in prompts of any lengths, as in
+    `patching.sweep`, with one run for each. The values sum, with `info["bias"]` (of the unembedding) and,
     for heads and neurons, `info["rest"]` (all other parts), to `info["logit"]`. Where they cannot, because the readout
     is not linear or the model normalizes the stream itself, an error says so.
     """
+    if positions is not None:
+        read = partial(direct_logit_attribution, model, prompts, tokens, wrong, of=of, layers=layers)
+        return at_each(model, prompts, positions, lambda place: read(pos=place, per_example=per_example))
     if of not in _PARTS:
         raise HooklineError(f"of is one of {', '.join(map(repr, _PARTS))}, got {of!r}")
     layer = _checked_layer(model, layers, of)
@@ -84,6 +91,7 @@ def direct_logit_attribution(
     attrs = partial(cache.logit_attrs, tokens=ids, incorrect_tokens=others)
     parts, coords = _PARTS[of](cache, attrs, layer)
     info: dict[str, Any] = {"by": of.removesuffix("s"), "tokens": ids.tolist(), "bias": bias, "logit": logit}
+    info["prompts"] = text.checksums
     info |= about(model, f"direct logit attribution of {of}") | ({} if others is None else {"wrong": others.tolist()})
     if of in ("heads", "neurons"):
         info["rest"] = attrs(cache.decompose_resid()).sum(0) - parts.sum(tuple(range(len(coords))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -11,7 +12,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
-from hookline.experiments.core.answers import Answers, answer_ids, beside, checked_text, laid_out, layer_labels
+from hookline.experiments.core.aligned import PromptPositions
+from hookline.experiments.core.answers import (
+    Answers,
+    Place,
+    answer_ids,
+    at_each,
+    beside,
+    checked_text,
+    laid_out,
+    layer_labels,
+)
 from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.prompts import Prompt, Prompts
 from hookline.experiments.result import Result
@@ -38,7 +49,8 @@ def logit_lens(
     tokens: Answers | None = None,
     *,
     measure: Measure = "prob",
-    pos: int | None = None,
+    pos: int | Tensor | None = None,
+    positions: PromptPositions = None,
     per_example: bool = False,
 ) -> Result:
     """The prediction for a token if the model stopped after each layer: `result.values[layer, pos]`.
@@ -50,8 +62,12 @@ def logit_lens(
 
     The stream after each layer (and before the first: "embed") goes through the final norm and the unembedding.
     `tokens` defaults to the model's own final prediction at each position. `measure` is its "prob", "log_prob", "logit"
-    or "rank" (0 is the most likely token). `pos` counts within each prompt; None is all positions.
+    or "rank" (0 is the most likely token). `pos` counts within each prompt; None is all positions. Prompts may differ
+    in length with `pos`, or with `positions`, which are the axis `pos`: as in `patching.sweep`, one run for each.
     """
+    if positions is not None:
+        read = partial(logit_lens, model, prompts, tokens, measure=measure, per_example=per_example)
+        return at_each(model, prompts, positions, lambda place: read(pos=place))
     if measure not in MEASURES:
         raise HooklineError(f"measure is one of {', '.join(map(repr, MEASURES))}, got {measure!r}")
     text = checked_text(model, prompts, pos)
@@ -67,7 +83,7 @@ def logit_lens(
         start += logits.shape[2]
     values = torch.cat(chunks, -1)
     places: dict[str, list[Label]] = {} if pos is not None else {"pos": [*text.labels(model)]}
-    info = {"tokens": ids.tolist(), "measure": measure, **about(model, "logit lens")}
+    info = {"tokens": ids.tolist(), "measure": measure, "prompts": text.checksums, **about(model, "logit lens")}
     values = values[..., 0] if pos is not None else values
     return laid_out(values, layer_labels(cache.n_layers), places, measure, info, per_example=per_example)
 
@@ -123,7 +139,7 @@ def lens_tokens(model: HookedModel, prompts: Prompt, *, top: int = 5, pos: int |
     return LensTokens(layers, positions if pos is None else [positions[pos]], tokens, probs)
 
 
-def lens_cache(model: HookedModel, prompts: Prompts, pos: int | slice | None = None) -> ModelCache:
+def lens_cache(model: HookedModel, prompts: Prompts, pos: Place = None) -> ModelCache:
     """A run with the residual streams that the lens reads, at one position, some or all, and its logits."""
     names = [*stream_names(model.index), "unembed.hook_in", "unembed.hook_out"]
     with torch.no_grad():

@@ -4,6 +4,7 @@
     metrics.prob(" Mary")                     also log_prob, rank (0 is the most likely token) and accuracy
     metrics.kl(clean_logits)                  KL divergence from other logits; "kl" uses those of the clean run
     metrics.loss(tokens)                      next-token cross-entropy; "loss" uses the clean tokens
+    metrics.in_context_loss(tokens)           the loss late in the text minus the loss early in it
 
 An answer is a token id or a text, one for all rows or one per row. `pos` is the position that is read, by default the
 last: an index, or one per row. In an experiment, positions count within each text; padding is not counted.
@@ -277,6 +278,47 @@ class Loss(Metric):
         return replace(metric, mask=mask if self.mask is None else self.mask, images=images)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class InContextLoss(Metric):
+    """The loss at a late token of a row minus that at an early one: below 0 where the context helps.
+
+    By default they are the tokens with the indices 500 and 50, as in the work on induction heads; for shorter texts,
+    pass others. Padding does not count.
+    """
+
+    example = "metrics.in_context_loss(tokens, early=5, late=50)"
+    from_clean = ("tokens", "mask")
+    tokens: Int[Tensor, "batch pos"]
+    mask: Tensor | None = None
+    early: Position = field(default=50, metadata=POSITION)
+    late: Position = field(default=500, metadata=POSITION)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.tokens, Tensor) or self.tokens.ndim != 2 or self.tokens.is_floating_point():
+            raise HooklineError(f"in_context_loss(tokens) needs token ids [batch, pos], got {short(self.tokens)}")
+
+    def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
+        _check_shape("the tokens", self.tokens.shape, logits.shape[:2])
+        return self._loss_at(logits, self.late) - self._loss_at(logits, self.early)
+
+    def _loss_at(self, logits: Tensor, columns: Position) -> Float[Tensor, " batch"]:
+        """The loss of the token in one column of each row, predicted from the one before."""
+        at = torch.as_tensor(columns).expand(len(logits))
+        starts = torch.zeros(len(logits), dtype=torch.long)
+        if self.mask is not None:
+            starts = self.mask.bool().int().argmax(1).cpu()
+        if bool((at <= starts).any()):
+            raise HooklineError("in_context_loss needs a token before each position: early and late count from 1")
+        likely = at_position(logits, at - 1).log_softmax(-1)
+        ids = self.tokens[torch.arange(len(at)), at.to(self.tokens.device)]
+        return -of_answer(likely, ids.cpu())
+
+    def resolved(self, model: Any, tokens: Int[Tensor, "batch pos"], mask: Tensor | None = None) -> Self:
+        """As for every metric; padding comes before the text, or after it."""
+        return replace(super().resolved(model, tokens, mask), mask=mask if self.mask is None else self.mask)
+
+
 def _check_shape(what: str, shape: torch.Size, expected: torch.Size) -> None:
     if shape != expected:
         raise HooklineError(f"{what} has shape {list(shape)}, but the logits need {list(expected)}")
@@ -284,6 +326,7 @@ def _check_shape(what: str, shape: torch.Size, expected: torch.Size) -> None:
 
 if TYPE_CHECKING:  # with their arguments; to a type checker any other metric is Any
     logit_diff, log_prob, prob, rank, accuracy, kl, loss = LogitDiff, LogProb, Prob, Rank, Accuracy, KL, Loss
+    in_context_loss = InContextLoss
 
 __all__ = ["Metric", *METRICS]
 

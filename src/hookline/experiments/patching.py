@@ -10,11 +10,20 @@ from torch import Tensor
 
 from hookline.engine import ActivationCache
 from hookline.errors import HooklineError, how_many, warn
-from hookline.experiments.core.continuations import continued, prompt_pair
-from hookline.experiments.core.labels import about, number_text, said_points
+from hookline.experiments.core.aligned import PromptPositions
+from hookline.experiments.core.continuations import continued, prompt_pair, ready_metrics
+from hookline.experiments.core.labels import Label, about, number_text, said_points
 from hookline.experiments.core.measure import Options, Reader, measured, metric_values
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
-from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, make_cells, sweep_points
+from hookline.experiments.core.sweep import (
+    CellBuilder,
+    SweepPoints,
+    Values,
+    aligned_sweep,
+    make_cells,
+    moved_values,
+    sweep_points,
+)
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
 from hookline.model import HookedModel
@@ -40,6 +49,7 @@ def sweep(
     over: str | Sequence[str] = ("layer", "pos"),
     direction: Direction = "denoise",
     layers: Sequence[int] | None = None,
+    positions: PromptPositions = None,
     **options: Any,
 ) -> Result:
     """Patch each cell of a grid from one run into the other, and measure: `result.values[layer, pos]`.
@@ -55,7 +65,10 @@ def sweep(
     `head`, `src` (key positions of a pattern), `neuron`, `dim`; axes that are not listed are patched as a whole.
     "denoise" writes clean activations into the corrupted run, "noise" the reverse. `info` has the metric of both runs,
     and `result.normalized` is 1 where a cell has the effect of the whole input. `clean` may be a cache of the clean
-    run. With several prompts, positions are columns of the padded batch. Further options: `per_example` (the value of
+    run. With several prompts, positions are columns of the padded batch; or, with `positions`, those that mean the same
+    in each prompt: indices (negative ones from its end), a list for each prompt, or meanings such as `last` and
+    `token(" Mary")`. Clean and corrupted prompts may then differ in length. Without `pos` in `over`, they are patched
+    together. Further options: `per_example` (the value of
     each prompt, as an axis `example`), `batch_size` (how many cells run at once, or "auto"), `progress`, and `resume`
     (the result of an interrupted sweep).
     """
@@ -64,14 +77,20 @@ def sweep(
     if isinstance(clean, ActivationCache):
         if direction == "noise":
             raise HooklineError("noise patches into the clean run, so it needs the clean prompt, not a cache")
-        both = _from_cache(model, clean, prompts_of(model, corrupted), metric, where)
+        both, sources = _from_cache(model, clean, prompts_of(model, corrupted), metric, where), None
     else:
-        metric, pair = prompt_pair(model, clean, corrupted, metric)
+        metric, pair = prompt_pair(model, clean, corrupted, metric, may_differ=positions is not None)
         both = both_runs(model, pair, metric, where.names, direction)
+        sources = pair[0 if direction == "denoise" else 1]
     bases, prompts = both.reader.bases, both.reader.prompts
-    cells = make_cells(where, bases, prompts, both.labels)
-    info = both.info | about(model, f"{said_points(points)} patched, {into(direction)}")
-    return measured(both.reader, CellBuilder(cells, both.given, bases, prompts).grid(), info, how, both.source)
+    given, labels, aligned, info = both.given, both.labels, None, both.info
+    if positions is not None:
+        source, aligned = aligned_sweep(model, where, sources or prompts, prompts, positions)
+        given = moved_values(where, given, bases, source, aligned)
+        labels, info = aligned.labels, info | {"positions": aligned.at}
+    builder = CellBuilder(make_cells(where, bases, labels), given, bases, prompts, aligned)
+    info |= about(model, f"{said_points(points)} patched, {into(direction)}")
+    return measured(both.reader, builder.grid(), info, how, both.source)
 
 
 class Both(NamedTuple):
@@ -84,7 +103,7 @@ class Both(NamedTuple):
     source: str
     """The checksum of the other run's prompts."""
     info: dict[str, Any]
-    labels: list[str | int]
+    labels: list[Label]
     """The labels of positions: tokens of the clean prompt."""
 
 
@@ -94,14 +113,15 @@ def both_runs(
     """Run the clean and the corrupted prompts, and keep their activations at some points."""
     runs = [baselines(model, prompts, keep=keep) for prompts in pair]
     logits = [prompts.padded([base.logits for base in bases]) for bases, prompts in zip(runs, pair, strict=True)]
-    metrics = as_metric(metric, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)
-    clean, corrupted = (metric_values(metrics, run_logits) for run_logits in logits)
-    _warn_of_blind_metrics(list(metrics), clean, corrupted, are_equal=torch.equal(*logits))
+    metrics = ready_metrics(metric, model, logits, pair)
+    clean, corrupted = (metric_values(*side) for side in zip(metrics, logits, strict=True))
+    _warn_of_blind_metrics(list(metrics[0]), clean, corrupted, are_equal=torch.equal(*logits))
     source, target = (0, 1) if direction == "denoise" else (1, 0)
     info: dict[str, Any] = {"direction": direction, "clean": clean, "corrupted": corrupted}
+    info["prompts"] = pair[0].checksums
     activations = [base.kept for base in runs[source]]
-    reader = Reader(runs[target], pair[target], metrics)
-    return Both(reader, activations, pair[source].checksum, info, pair[0].labels(model))
+    reader = Reader(runs[target], pair[target], metrics[target])
+    return Both(reader, activations, pair[source].checksum, info, [*pair[0].labels(model)])
 
 
 def _warn_of_blind_metrics(names: list[str], clean: Tensor, corrupted: Tensor, *, are_equal: bool) -> None:
@@ -155,4 +175,4 @@ def _from_cache(
                 f"{'is' if len(corrupted) == 1 else 'are'} {how_many(len(corrupted), 'prompt')}"
             )
         activations[point.name] = x
-    return Both(reader, corrupted.by_row(activations, where.points.values()), "", info, corrupted.labels(model))
+    return Both(reader, corrupted.by_row(activations, where.points.values()), "", info, [*corrupted.labels(model)])

@@ -20,14 +20,19 @@ from torch import Tensor
 from hookline.errors import HooklineError, how_many
 from hookline.experiments.core import labels as check
 from hookline.experiments.core.labels import Label, find_label, indices, listed, needed, number_text
+from hookline.experiments.results import intervals, paired_tests
+from hookline.experiments.results.comparisons import Comparison
+from hookline.experiments.results.intervals import IntervalMethod
 from hookline.experiments.results.top_cells import Cell, TopCells
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.pages.html_page import HtmlPage
 
-__all__ = ["Cell", "Result", "TopCells"]
+__all__ = ["Cell", "Comparison", "Result", "TopCells"]
 
 BASELINES = ("clean", "corrupted")
-_VERSION = "2"  # of the file format
+EXAMPLE_AXES = ("example", "sample")
+"""Axes of repeated measurements: prompts, or samples of noise."""
+_VERSION = "3"  # of the file format
 _HEAD = re.compile(r"L(\d+)H(\d+)")
 
 
@@ -43,6 +48,7 @@ class Result:
         result.sel(layer=[3, 4], pos="Mary")   # a list or a slice of labels keeps the axis; slices include their end
         result[3, -1], result.isel(pos=-1)     # by index, as in a tensor
         result.top(5)                          # the five cells with the largest effect
+        result.interval()                      # the lowest and highest mean that the examples allow, at 95 %
         result.plot(); result.to_dataframe(); result.save("sweep.safetensors")
 
     `info` has plain values about the experiment, among them the baselines `clean` and `corrupted` if there are any. A
@@ -56,6 +62,8 @@ class Result:
     name: str = "value"
     info: dict[str, Any] = field(default_factory=dict)
     complete: bool = True
+    by_example: Result | None = None
+    """The same result with an axis of examples, whose means are these values; None if the examples were not kept."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the dataclass is frozen
@@ -65,12 +73,14 @@ class Result:
         put(self, "axes", check.checked_axes(self.axes, self.values))
         put(self, "coords", check.checked_coords(self.coords, self.axes, self.values))
         put(self, "info", {key: self._checked_info(value, key) for key, value in self.info.items()})
+        if self.by_example is not None and self.by_example.axes[:-1] != self.axes:
+            raise HooklineError(f"by_example must have the axes {listed(self.axes)}, and one of examples after them")
 
     def _checked_info(self, value: Any, key: str) -> Any:
         if not isinstance(value, Result):
             return check.plain_label(value, key)
         self._aligned(value, f"info[{key!r}]")
-        return replace(value, info={})  # the outer info has it
+        return replace(value, info={}, by_example=None)  # the outer info has it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,12 +114,113 @@ class Result:
         return (self[at] for at in range(self.shape[0]))
 
     def mean(self, *axes: str) -> Result:
-        """The mean over these axes, or over all; NaN where a cell is missing."""
+        """The mean over these axes, or over all; NaN where a cell is missing, except in some of the examples."""
         gone = list(dict.fromkeys(map(self._axis, axes or self.axes)))
+        if (last := self.axes[-1:]) and last[0] in EXAMPLE_AXES and last[0] in gone:
+            rest = [axis for axis in gone if axis not in last]
+            return (self.mean(*rest) if rest else self)._mean_of_examples()
         coords = {axis: labels for axis, labels in self.coords.items() if axis not in gone}
         values = self.values.mean([self.axes.index(axis) for axis in gone]) if gone else self.values
         info = self._info_along(gone, lambda value, shared: value.mean(*shared))
-        return replace(self, values=values, axes=tuple(coords), coords=coords, info=info)
+        inner = self.by_example.mean(*gone) if self.by_example is not None and gone else self.by_example
+        return replace(self, values=values, axes=tuple(coords), coords=coords, info=info, by_example=inner)
+
+    def _mean_of_examples(self) -> Result:
+        """The mean over the last axis, with the examples beside it if there are several."""
+        *axes, last = self.axes
+        coords = {axis: self.coords[axis] for axis in axes}
+        info = self._info_along([last], lambda value, shared: value.mean(*shared))
+        inner = self if self.shape[-1] > 1 else None
+        return replace(
+            self, values=self.values.nanmean(-1), axes=tuple(axes), coords=coords, info=info, by_example=inner
+        )
+
+    def std(self) -> Result:
+        """The standard deviation over examples (ddof 1) of each cell.
+
+        The value of each example is kept beside the means, except for metrics that are one number for all prompts.
+        """
+        return self._of_cells(intervals.std(self._examples("std").values), "std")
+
+    def sem(self) -> Result:
+        """The standard error of the mean over examples: `std` divided by the root of their number."""
+        return self._of_cells(intervals.sem(self._examples("sem").values), "sem")
+
+    def interval(self, level: float = 0.95, method: IntervalMethod = "bootstrap") -> tuple[Result, Result]:
+        """The lowest and the highest mean of each cell that its examples allow, in a share `level` of all cases.
+
+        "bootstrap" draws the examples anew 2,000 times, the same for all cells and always the same ones, and widens the
+        percentiles for few examples; with fewer than eight it is still too narrow. "normal" is `sem` times 1.96.
+        """
+        examples = self._examples("interval").values
+        low, high = intervals.interval(examples, level, method)
+        return self._of_cells(low, "low"), self._of_cells(high, "high")
+
+    @property
+    def effect(self) -> Result:
+        """The values minus those of the run that was changed, example by example: see `top` for which run that is."""
+        effect = self._minus_origin()
+        return effect if self.by_example is None else replace(effect, by_example=self.by_example._minus_origin())
+
+    def _minus_origin(self) -> Result:
+        origin = self._origin()
+        info = {key: value for key, value in self.info.items() if key not in BASELINES}
+        values = self.values - self._baseline(origin)
+        return replace(self, values=values, name=f"{self.name} − {origin}", info=info, by_example=None)
+
+    def compare(self, other: Result | float, *, test: Literal["auto", "t", "sign-flip"] = "auto") -> Comparison:
+        """Whether the mean differs from that of another result of the same prompts, or from a number, in each cell.
+
+        The test is paired by example. With up to 12 examples, "auto" tries all ways to flip the signs of their
+        differences, which assumes only that these are symmetric where there is no effect; with more, it is the t test.
+        Each cell is tested by itself: of 100 cells without a difference, about 5 have p < 0.05.
+        """
+        ours = self._examples("compare")
+        if isinstance(other, Result):
+            theirs, name = other._examples("compare"), f" − {other.name}"
+            ours._check_paired(theirs)
+            differences = ours.values - ours._aligned(theirs, other.name)
+        else:
+            differences, name = ours.values - float(other), f" − {number_text(float(other))}" if other else ""
+        chosen = paired_tests.test_for(differences.shape[-1], test)
+        every = replace(ours, values=differences, name=f"{self.name}{name}", info=ours._info_of_cells())
+        p = self._of_cells(paired_tests.p_values(differences, chosen), "p")
+        return Comparison(every._mean_of_examples(), p, chosen)
+
+    def _examples(self, method: str) -> Result:
+        """The result with the value of each example, as its last axis."""
+        examples = self if self.axes[-1:] and self.axes[-1] in EXAMPLE_AXES else self.by_example
+        if examples is None or examples.shape[-1] < 2:
+            raise HooklineError(
+                f"{method} needs the values of two or more examples, and this result has none: pass several prompts to "
+                f"the experiment, and a metric that is one number per prompt; if they were too many to keep, pass "
+                f"per_example=True"
+            )
+        return examples
+
+    def _of_cells(self, values: Tensor, name: str) -> Result:
+        """A number for each cell, in the result's shape without its examples."""
+        axes = tuple(axis for axis in self.axes if axis not in EXAMPLE_AXES)
+        coords = {axis: self.coords[axis] for axis in axes}
+        return Result(values, axes, coords, f"{name} of {self.name}", self._info_of_cells(), self.complete)
+
+    def _info_of_cells(self) -> dict[str, Any]:
+        """What is also true of a statistic of the values: all but baselines and other values of the metric."""
+        return {key: value for key, value in self.info.items() if key in ("about", "model", "hooks", "prompts")}
+
+    def _check_paired(self, other: Result) -> None:
+        """Raise unless two results, each with an axis of examples, are of the same ones."""
+        if not self._is_paired(other):
+            counts = [how_many(result.shape[-1], result.axes[-1]) for result in (self, other)]
+            raise HooklineError(
+                f"a comparison is paired by example, but these results are not of the same prompts ({counts[0]} and "
+                f"{counts[1]}): run both experiments with the same prompts, in the same order"
+            )
+
+    def _is_paired(self, other: Result) -> bool:
+        axis = self.axes[-1]
+        is_same = axis == other.axes[-1] and self.coords[axis] == other.coords[axis]
+        return is_same and self.info.get("prompts") == other.info.get("prompts")
 
     def __sub__(self, other: Result | float) -> Result:
         """The difference from a number, or from a result with the same axes or some of them."""
@@ -130,7 +241,11 @@ class Result:
         return self * -1.0
 
     def __abs__(self) -> Result:
-        return replace(self * 1.0, values=self.values.abs(), name=f"|{self.name}|")
+        absolute = self * 1.0
+        name, inner = f"|{self.name}|", absolute.by_example
+        if inner is not None:
+            inner = replace(inner, values=inner.values * self.values.sign()[..., None], name=name)
+        return replace(absolute, values=self.values.abs(), name=name, by_example=inner)
 
     def _combined(self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str) -> Result:
         if not isinstance(other, Result | int | float):
@@ -141,13 +256,32 @@ class Result:
             values, label, complete = self._aligned(other, other.name), other.name, other.complete
         else:
             values, label, complete = torch.tensor(other), number_text(other), True
-        return replace(
+        combined = replace(
             self,
             values=combine(self.values, values),
             name=f"{self.name} {sign} {label}",
             info=info,
             complete=self.complete and complete,
+            by_example=None,
         )
+        return replace(combined, by_example=self._combined_examples(other, combine, sign, combined))
+
+    def _combined_examples(
+        self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str, combined: Result
+    ) -> Result | None:
+        """The examples of a combination; of products and quotients, to first order in their distance from the means."""
+        ours, theirs = self.by_example, other.by_example if isinstance(other, Result) else None
+        if ours is None or (theirs is not None and not ours._is_paired(theirs)):
+            return None
+        mean = self._aligned(other, other.name)[..., None] if isinstance(other, Result) else torch.tensor(other)
+        values = combine(ours.values, mean)
+        if theirs is not None:
+            own_mean = self.values[..., None]
+            one = torch.ones_like(own_mean)
+            slope = {"−": -one, "+": one, "×": own_mean, "/": -own_mean / mean**2}[sign]
+            values = values + slope * (ours._aligned(theirs, theirs.name) - mean)
+        info = {key: value for key, value in ours.info.items() if key in combined.info}
+        return replace(ours, values=values, name=combined.name, info=info, complete=combined.complete)
 
     @property
     def normalized(self) -> Result:
@@ -168,7 +302,14 @@ class Result:
                 f"NaN), so the effect cannot be normalized: use prompts or a metric for which they differ"
             )
         values = (self.values - corrupted) / span
-        return replace(self, values=values, info={**self.info, "clean": 1.0, "corrupted": 0.0, "normalized": True})
+        between = {"clean": 1.0, "corrupted": 0.0, "normalized": True}
+        inner = self.by_example
+        if inner is not None:  # to first order, as the quotient of two means
+            clean_each, corrupted_each = (inner._baseline(key) for key in BASELINES)
+            change = inner.values - corrupted_each - values[..., None] * (clean_each - corrupted_each)
+            shares = values[..., None] + change / span[..., None]
+            inner = replace(inner, values=shares, info={**inner.info, **between})
+        return replace(self, values=values, info={**self.info, **between}, by_example=inner)
 
     def top(self, k: int = 10, by: Literal["abs", "value", "lowest", "effect"] | None = None) -> TopCells:
         """The top `k` cells, in order, without missing cells.
@@ -217,10 +358,18 @@ class Result:
         return {**self._header(), "values": self.values.tolist(), "info": info}
 
     def to_dataframe(self) -> Any:
-        """A pandas table with one row per cell: a column for each axis, and `value`."""
+        """A pandas table with one row per cell: a column for each axis, and `value`.
+
+        If the values are means over examples, there are also `std`, `sem`, and the bounds `low` and `high` of
+        `interval()`.
+        """
         pandas = needed("pandas", "to_dataframe", "data")
         cells = pandas.DataFrame(list(product(*self.coords.values())), columns=list(self.axes))
         cells["value"] = self.values.flatten().numpy()
+        if self.by_example is not None:
+            low, high = self.interval()
+            for name, result in (("std", self.std()), ("sem", self.sem()), ("low", low), ("high", high)):
+                cells[name] = result.values.flatten().numpy()
         return cells
 
     def to_xarray(self) -> Any:
@@ -250,25 +399,42 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the result, with labels and info, to a safetensors file."""
-        plain, inner = self._split_info()
-        tensors = {"values": self.values, **{f"info.{key}": value.values for key, value in inner.items()}}
-        heads = {key: value._header() for key, value in inner.items()}
-        content = json.dumps({**self._header(), "info": plain, "results": heads}, ensure_ascii=False)
+        tensors, head = self._content("")
+        content = json.dumps(head, ensure_ascii=False)
         write_tensors(path, "result", tensors, {"version": _VERSION, "content": content})
+
+    def _content(self, prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The tensors of a file, whose names begin with a prefix, and everything else as JSON has it."""
+        plain, inner = self._split_info()
+        tensors = {f"{prefix}info.{key}": value.values for key, value in inner.items()}
+        tensors[f"{prefix}values"] = self.values
+        head = {**self._header(), "info": plain, "results": {key: value._header() for key, value in inner.items()}}
+        if self.by_example is not None:
+            of_examples, head["by_example"] = self.by_example._content(f"{prefix}by_example.")
+            tensors |= of_examples
+        return tensors, head
+
+    @classmethod
+    def _of_content(cls, tensors: dict[str, Tensor], head: dict[str, Any], prefix: str) -> Self:
+        """The result of what `_content` returned."""
+        info, headers = head.pop("info"), head.pop("results")
+        info |= {key: Result(tensors[f"{prefix}info.{key}"], **header) for key, header in headers.items()}
+        inner = head.pop("by_example", None)
+        examples = None if inner is None else Result._of_content(tensors, inner, f"{prefix}by_example.")
+        return cls(tensors[f"{prefix}values"], **head, info=info, by_example=examples)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a file that `save` wrote; a damaged file, or another kind of file, raises an error."""
         tensors, metadata = read_tensors(path, "result", called="a result", writer="Result.save")
         version, content = metadata.get("version"), metadata.get("content", "")
-        if version not in ("1", _VERSION):
+        if version not in ("1", "2", _VERSION):
             raise HooklineError(f"{path} has a newer result format: update hookline")
         if version == "1" and metadata.get("sum") != check.first_sum(content, tensors):
             raise HooklineError(f"{path} is damaged: its contents do not match their checksum")
         with taking_apart(str(path)):
             head: dict[str, Any] = json.loads(content)
-            inner = {key: Result(tensors[f"info.{key}"], **header) for key, header in head.pop("results").items()}
-            return cls(tensors["values"], **head | {"info": head["info"] | inner})
+            return cls._of_content(tensors, head, "")
 
     def __repr__(self) -> str:
         return "\n  ".join(self._lines(top=3))
@@ -345,7 +511,8 @@ class Result:
             elif isinstance(at, list):
                 coords[axis] = [coords[axis][place] for place in at]
         info = self._info_along(places, lambda value, shared: value._picked({axis: places[axis] for axis in shared}))
-        return replace(self, values=values, axes=tuple(coords), coords=coords, info=info)
+        inner = None if self.by_example is None else self.by_example._picked(places)
+        return replace(self, values=values, axes=tuple(coords), coords=coords, info=info, by_example=inner)
 
     def _info_along(self, axes: Iterable[str], change: Callable[[Result, list[str]], Result]) -> dict[str, Any]:
         """The info, in which results that have some of these axes are changed as well; one number becomes a float."""

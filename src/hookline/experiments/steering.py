@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -14,29 +14,35 @@ from torch import Tensor
 from hookline.edits import add
 from hookline.engine import HookPoint
 from hookline.errors import HooklineError, warn
+from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
 from hookline.experiments.core.measure import Options, measured, reader_of
 from hookline.experiments.core.prompts import (
     Prompt,
+    Prompts,
     baselines,
     check_language_model,
-    prompt_positions,
     prompts_of,
     warn_of_dropout,
 )
 from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, layer_number, layer_numbers, sweep_points
-from hookline.experiments.result import Result
+from hookline.experiments.metrics import KL, Loss
+from hookline.experiments.result import Result, TopCells
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
 from hookline.text.chats import is_conversation
+from hookline.rerun.baseline import Baseline
 from hookline.text.outliers import Outliers, Outlying
 from hookline.text.token_positions import Positions, new_tokens
 
-__all__ = ["Directions", "Steered", "contrast_vectors", "generate", "sweep_layers"]
+__all__ = ["Directions", "Steered", "best", "contrast_vectors", "generate", "sweep_layers"]
 
 Where: TypeAlias = Literal["all", "new"] | Positions
+Damage: TypeAlias = Literal["kl", "loss"]
+NEUTRAL = ("The weather was mild.", "He closed the window and sat down.")
+"""Sentences that have nothing to do with most directions, on which `sweep_layers` measures damage."""
 ROUNDING = 1e-5
 """A difference of means below this fraction of the activations' norm is rounding."""
 
@@ -205,7 +211,10 @@ def sweep_layers(
     *,
     coefficients: Sequence[float] = (-2.0, -1.0, 1.0, 2.0),
     layers: Sequence[int] | None = None,
-    pos: int | slice | Sequence[int] | None = None,
+    positions: PromptPositions = None,
+    pos: PromptPositions = None,
+    neutral: Prompt | None = NEUTRAL,
+    damage: Damage = "kl",
     **options: Any,
 ) -> Result:
     """Add each layer's vector to the stream, times each coefficient, and measure: `result.values[layer, coefficient]`.
@@ -217,8 +226,12 @@ def sweep_layers(
         3      2.0          16.92
         3      1.0          12.3
 
-    It is added at every position, or at `pos`, counted within each prompt. `result.info["clean"]` is unsteered.
-    Further `options`: see `Options` (per_example, batch_size, progress, resume).
+    It is added at every position, or at `positions`, as in `ablation.ablate` (`pos` is the same).
+    `result.info["clean"]` is unsteered. `result.info["damage"]`, a Result on the same axes, is what the vector does at
+    every position of `neutral` texts, by default two plain sentences: the KL divergence of the predictions from those
+    of the unsteered model, or with `damage="loss"` how much the loss rises. `best` selects cells by both. Without
+    neutral texts, None, or without a tokenizer for the sentences, there is no damage. Further `options`: see `Options`
+    (per_example, batch_size, progress, resume).
     """
     if not isinstance(vectors, Directions):
         raise HooklineError(
@@ -232,23 +245,85 @@ def sweep_layers(
     selected_layers = vectors.layers if layers is None else layer_numbers(layers, model.cfg.n_layers)
     added = {layer: vectors.fitting(model, layer) for layer in selected_layers}
     points = {layer: vectors.point(model, layer) for layer in selected_layers}
+    if damage not in ("kl", "loss"):
+        raise HooklineError(f'damage is "kl" or "loss", got {damage!r}')
+    times = [float(coefficient) for coefficient in coefficients]
     metric, (rows,) = continued(model, metric, prompts_of(model, prompts))
     bases = baselines(model, rows, keep=[point.name for point in points.values()])
-    positions = None if pos is None else prompt_positions(model, rows, pos)
-    cells = Cells({"layer": list(selected_layers)}, {(layer,): [(point, {})] for layer, point in points.items()})
-    builders = []
-    for times in coefficients:
-        moved = {point.name: times * added[layer] for layer, point in points.items()}
-        activations = [{name: base.kept[name] + x.to(base.kept[name]) for name, x in moved.items()} for base in bases]
-        builders.append(CellBuilder(cells, activations, bases, rows, positions))
-    variants = [builder.variant_for([key]) for key in cells.covered for builder in builders]
-    coords: dict[str, list[Label]] = {
-        **cells.coords,
-        "coefficient": [float(coefficient) for coefficient in coefficients],
-    }
+    where = one_of(positions, pos)
+    aligned = None if where is None else Aligned.of(model, rows, where, apart=False)
+    grid = _grid(points, added, times, bases, rows, aligned)
     reader = reader_of(model, bases, rows, metric)
-    info = {"clean": reader.baseline, **about(model, "steering vectors added")}
-    return measured(reader, Grid(("layer", "coefficient"), coords, variants), info, how)
+    info: dict[str, Any] = {"clean": reader.baseline, **about(model, "steering vectors added")}
+    if neutral is not None and (neutral is not NEUTRAL or model.tokenizer is not None):
+        info["damage"] = _damage(model, points, added, times, prompts_of(model, neutral), damage, how)
+    return measured(reader, grid, info, how)
+
+
+def _grid(
+    points: Mapping[int, HookPoint],
+    added: Mapping[int, Tensor],
+    times: Sequence[float],
+    bases: Sequence[Baseline],
+    rows: Prompts,
+    aligned: Aligned | None,
+) -> Grid:
+    """The vector of each layer, times each coefficient, added to these runs."""
+    cells = Cells({"layer": [*points]}, {(layer,): [(point, {})] for layer, point in points.items()})
+    builders = []
+    for coefficient in times:
+        moved = {point.name: coefficient * added[layer] for layer, point in points.items()}
+        activations = [{name: base.kept[name] + x.to(base.kept[name]) for name, x in moved.items()} for base in bases]
+        builders.append(CellBuilder(cells, activations, bases, rows, aligned))
+    variants = [builder.variant_for([key]) for key in cells.covered for builder in builders]
+    coords: dict[str, list[Label]] = {**cells.coords, "coefficient": [*times]}
+    return Grid(("layer", "coefficient"), coords, variants)
+
+
+def _damage(
+    model: HookedModel,
+    points: Mapping[int, HookPoint],
+    added: Mapping[int, Tensor],
+    times: Sequence[float],
+    rows: Prompts,
+    damage: Damage,
+    how: Options,
+) -> Result:
+    """How much the vectors change the predictions on neutral texts, at every position."""
+    bases = baselines(model, rows, keep=[point.name for point in points.values()])
+    logits = rows.padded([base.logits for base in bases])
+    metric = KL(logits, pos=None) if damage == "kl" else Loss(rows.tokens)
+    reader = reader_of(model, bases, rows, metric)
+    measurements = replace(how, per_example=False, resume=None)
+    values = measured(reader, _grid(points, added, times, bases, rows, None), {}, measurements)
+    return replace(values - float(reader.baseline.mean()), name="damage", info={})
+
+
+def best(
+    swept: Result, most_damage: float, k: int = 1, *, by: Literal["value", "lowest", "effect", "abs"] = "effect"
+) -> TopCells:
+    """The layers and coefficients with the strongest effect, among those that damage neutral text at most so much.
+
+        >>> vectors = steering.contrast_vectors(model, texts[1], texts[0])
+        >>> lead = metrics.logit_diff(" Rome", " Paris")
+        >>> swept = steering.sweep_layers(model, vectors, texts[0], lead, pos=-1, neutral=texts[2:])
+        >>> steering.best(swept, most_damage=1.5, by="value")
+        layer  coefficient  value
+        3      1.0          12.3
+
+    `swept` is a result of `sweep_layers`, whose `info["damage"]` is in nats; `by` is as for `Result.top`.
+    """
+    damage = swept.info.get("damage")
+    if not isinstance(damage, Result):
+        raise HooklineError("best needs a result of sweep_layers with neutral texts: neutral=[…]")
+    mean = swept.mean("example") if "example" in swept.axes else swept
+    is_allowed = mean._aligned(damage, "damage") <= most_damage
+    if not bool(is_allowed.any()):
+        raise HooklineError(
+            f"every cell damages neutral text by more than {most_damage}, {float(damage.values.min()):.3g} at least: "
+            f"use smaller coefficients, or allow more"
+        )
+    return replace(mean, values=mean.values.masked_fill(~is_allowed, torch.nan), by_example=None).top(k, by)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def trace(
     info |= {"clean": metric_values(reader.metrics, logits[0])}
     info |= about(model, f"{said_points(points)} restored, subject noised")
     info |= {"subject": positions, "window": window, "noise": spread, "samples": count, **answer}
-    cells = make_cells(where, noised, rows, once.labels(model))
+    cells = make_cells(where, noised, once.labels(model))
     builder = CellBuilder(cells, [base.kept for base in whole], noised, rows)
     variants = [builder.variant_for(_near(key, where, window // 2)) for key in cells.covered]
     return measured(reader, Grid(where.over, cells.coords, variants), info, how, axis="sample")

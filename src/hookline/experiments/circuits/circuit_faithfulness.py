@@ -22,7 +22,7 @@ from hookline.experiments.circuits.feature_runs import (
 from hookline.experiments.circuits.masked_runs import MaskedRuns
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.labels import about
-from hookline.experiments.core.measure import Options, Reader, check_per_example, metric_values, packed
+from hookline.experiments.core.measure import Options, Reader, check_per_example, is_one_for_all, metric_values, packed
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines
 from hookline.experiments.edges import EdgeScores
 from hookline.experiments.metrics import as_metric
@@ -92,10 +92,12 @@ def faithfulness(
     values = _measured(Reader(bases[0], pair[0], metrics), runs, masks, pair[0], how)
     if bool(values.isnan().any()):  # a metric that reads other positions when edges are masked
         values = _measured(Reader(bases[0], pair[0], metrics, all_read=True), runs, masks, pair[0], how)
-    shown: dict[str, Any] = {"axis": "example" if how.per_example else None, "copies": pair[0].copies}
+    keep = not any(is_one_for_all(metric, logits[0]) for metric in metrics.values())
+    shown: dict[str, Any] = {"per_example": how.per_example, "copies": pair[0].copies, "keep": keep}
     info: dict[str, Any] = {"direction": "denoise", "counts": counts, "method": method, "by": by}
     for key, run_logits in zip(("clean", "corrupted"), logits, strict=True):
-        info[key] = packed(metric_values(metrics, run_logits).cpu(), {}, list(metrics), **shown)
+        info[key] = metric_values(metrics, run_logits).cpu()
+    info["prompts"] = pair[0].checksums
     kind = "edges" if isinstance(scores, EdgeScores) else "nodes" if saes is None else "features"
     info |= about(model, f"circuits of the best {kind}")
     curve = packed(values, {"size": [*shares]}, list(metrics), **shown, info=info).normalized

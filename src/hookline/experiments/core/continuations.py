@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hookline.errors import HooklineError, how_many
-from hookline.experiments.core.prompts import Prompts, check_pair, prompts_of
-from hookline.experiments.metrics import LogitDiff, Metric, check_vocabulary, name_of, several
+from hookline.experiments.core.prompts import Prompts, check_pair, has_same_shape, prompts_of
+from hookline.experiments.metrics import (
+    LogitDiff,
+    Metric,
+    MetricFunction,
+    as_metric,
+    check_vocabulary,
+    name_of,
+    several,
+)
 from hookline.model import HookedModel
 from hookline.rerun.strategy import is_close
 from hookline.transformer.precision import upcast
@@ -26,11 +34,42 @@ Slot: TypeAlias = list[Ids]
 """The answer of each example."""
 
 
-def prompt_pair(model: HookedModel, clean: Any, corrupted: Any, metric: Any) -> tuple[Any, list[Prompts]]:
-    """The metric and the clean and corrupted prompts, which must have the same shape, prepared as by `continued`."""
+_BY_POSITION = ". Prompts of other lengths need positions=…, such as positions=[-2, -1] or positions=token(' Mary')"
+
+
+class BySide(NamedTuple):
+    """A metric of clean and corrupted prompts of different lengths, prepared for each."""
+
+    clean: Any
+    corrupted: Any
+
+
+def prompt_pair(
+    model: HookedModel, clean: Any, corrupted: Any, metric: Any, *, may_differ: bool | None = None
+) -> tuple[Any, list[Prompts]]:
+    """The metric and the clean and corrupted prompts, which must have the same shape, prepared as by `continued`.
+
+    With `may_differ`, only as many rows: prompts of other lengths are padded on the left, and have a metric each. It is
+    None for experiments without `positions`.
+    """
     pair = [prompts_of(model, clean), prompts_of(model, corrupted)]
-    check_pair(model, *pair)
-    return continued(model, metric, *pair)
+    if not may_differ or len(pair[0]) != len(pair[1]) or has_same_shape(*pair):
+        check_pair(model, *pair, hint="" if may_differ is None else _BY_POSITION)
+        return continued(model, metric, *pair)
+    width = max(prompts.width for prompts in pair)
+    sides = [continued(model, metric, prompts.ending_at(width)) for prompts in pair]
+    return BySide(*(spec for spec, _ in sides)), [prompts for _, (prompts,) in sides]
+
+
+def ready_metrics(
+    spec: Any, model: HookedModel, logits: Sequence[Tensor], pair: Sequence[Prompts]
+) -> list[dict[str, MetricFunction]]:
+    """The metrics of the clean and of the corrupted run, which are the same unless the prompts differ in length."""
+    if not isinstance(spec, BySide):
+        return [as_metric(spec, model, logits[0], logits[1], pair[0].tokens, pair[0].mask)] * 2
+    first = [logits[0] if logits[0].shape == x.shape else x for x in logits]
+    sides = zip(spec, first, pair, strict=True)
+    return [as_metric(metric, model, x, None, prompts.tokens, prompts.mask) for metric, x, prompts in sides]
 
 
 def continued(model: HookedModel, spec: Any, *prompts: Prompts, repeats: int = 1) -> tuple[Any, list[Prompts]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, Self, TypeAlias
 
@@ -33,8 +33,8 @@ _OTHERS = ("points", "over", "direction", "layers", "metric", "steps", "check", 
 
 _POSITIONS = "positions are an axis: over=('layer', 'pos') has them all, and result.isel(pos=-1) selects the last"
 
-_ROOM = 2**28
-"""Bytes of logits that are held at a time."""
+ROOM = 2**28
+"""Bytes of logits that are held at a time, and of values of examples that are kept."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Options:
     """The options of every experiment with many cells."""
 
     per_example: bool = False
-    """Keep the value of each prompt, as an axis `example`, instead of their mean."""
+    """Return the value of each prompt, as an axis `example`, instead of their mean."""
     batch_size: int | Literal["auto"] = "auto"
     """How many cells run at once; "auto" chooses by available memory."""
     progress: bool = True
@@ -152,24 +152,25 @@ def measured(
     if how.per_example:
         check_per_example(reader.metrics, reader.logits)
     names, shape = list(reader.metrics), [len(labels) for labels in grid.coords.values()]
-    layout: dict[str, Any] = {"axis": axis if how.per_example else None, "copies": reader.prompts.copies}
-    info = {
-        key: packed(x.cpu(), {}, names, **layout) if isinstance(x, Tensor) else x
-        for key, x in {**info, "experiment": _identity(reader, grid, source)}.items()
-    }
+    keep = not any(is_one_for_all(metric, reader.logits) for metric in reader.metrics.values())
+    info = {key: x.cpu() if isinstance(x, Tensor) else x for key, x in info.items()}
+    info = {"prompts": reader.prompts.checksums, **info, "experiment": _identity(reader, grid, source)}
 
-    def result(measurements: Tensor, *, complete: bool = True) -> Any:
+    def result(measurements: Tensor, *, complete: bool = True, keep: bool = keep) -> Any:
         values = measurements.reshape(len(names), *shape, -1)
-        return packed(values, grid.coords, names, **layout, info=info, complete=complete)
+        layout: dict[str, Any] = {"copies": reader.prompts.copies, "per_example": how.per_example, "keep": keep}
+        return packed(values, grid.coords, names, axis=axis, info=info, complete=complete, **layout)
 
     old = torch.full((len(names), len(grid.variants), len(reader.bases)), torch.nan)
     if how.resume is not None:
         _check_same(how.resume, result(old))
-        before = how.resume.values.reshape(len(names), len(grid.variants), -1)
-        before = before.repeat_interleave(reader.prompts.copies, -1) if how.per_example else before
-        old = before.expand_as(old).to(old)
+        keep = keep and (how.resume.by_example is not None or how.per_example or len(reader.bases) == 1)
+        before = how.resume.by_example or how.resume
+        copies = reader.prompts.copies if before.axes[-1:] == (axis,) else 1
+        before_values = before.values.reshape(len(names), len(grid.variants), -1).repeat_interleave(copies, -1)
+        old = before_values.expand_as(old).to(old)
     measurements, complete = measure(reader, grid.variants, how, old)
-    return result(measurements, complete=complete)
+    return result(measurements, complete=complete, keep=keep)
 
 
 def packed(
@@ -177,25 +178,42 @@ def packed(
     coords: Mapping[str, list[Label]],
     metrics: Sequence[str],
     *,
-    axis: str | None,
+    axis: str = "example",
+    per_example: bool = False,
+    keep: bool = True,
     copies: int = 1,
-    info: dict[str, Any] | None = None,
+    info: Mapping[str, Any] | None = None,
     complete: bool = True,
 ) -> Any:
-    """Values as a result, with an axis for several metrics and `axis` for examples; otherwise a number.
+    """Values as a result, with an axis for several metrics; a number if there is no axis.
 
     `coords` has the labels of the axes in between; it is empty for a value that is the same for all cells. `copies`
-    rows next to each other are one example. Without `axis`, examples are averaged.
+    rows next to each other are one example. Examples are averaged, but for `per_example`, and kept beside their mean
+    if they are not too many; not at all without `keep`. Tensors in `info` are values by metric and prompt.
     """
     values = values.unflatten(-1, (-1, copies)).mean(-1) if copies > 1 and values.shape[-1] > 1 else values
     several = len(metrics) > 1
     labels: dict[str, list[Label]] = {"metric": list(metrics)} if several else {}
     labels |= coords
-    labels |= {axis: list(range(values.shape[-1]))} if axis is not None else {}
-    values = values if axis is not None else values.mean(-1)
-    values = values if several else values[0]
+    examples: list[Label] = list(range(values.shape[-1]))
     name = "metric" if several else metrics[0]
-    return Result(values, tuple(labels), labels, name, info or {}, complete) if labels else float(values)
+    if not labels and not per_example:
+        return float(values.mean())
+    layout: dict[str, Any] = {"axis": axis, "copies": copies}
+
+    def result(values: Tensor, labels: dict[str, list[Label]], *, per_example: bool) -> Result:
+        packed_info = {
+            key: packed(x, {}, metrics, per_example=per_example, keep=False, **layout) if isinstance(x, Tensor) else x
+            for key, x in (info or {}).items()
+        }
+        return Result(values if several else values[0], tuple(labels), labels, name, packed_info, complete)
+
+    if per_example:
+        return result(values, {**labels, axis: examples}, per_example=True)
+    mean = result(values.mean(-1), labels, per_example=False)
+    if not keep or len(examples) < 2 or values.numel() * values.element_size() > ROOM:
+        return mean
+    return replace(mean, by_example=result(values, {**labels, axis: examples}, per_example=True))
 
 
 def _identity(reader: Reader, grid: Grid, source: str) -> str:
@@ -209,7 +227,9 @@ def _check_same(old: Result, new: Result) -> None:
     """Raise unless a result to resume is of the same experiment."""
     if old.axes != new.axes or any(old.coords[axis] != new.coords[axis] for axis in new.axes):
         raise HooklineError(f"resume= has other cells, over {old.axes}, than this experiment, over {new.axes}")
-    expected_info = {key: value for key, value in new.info.items() if key in old.info or key not in ("about", "model")}
+    expected_info = {
+        key: value for key, value in new.info.items() if key in old.info or key not in ("about", "model", "prompts")
+    }
     differing = [key for key, value in expected_info.items() if not _is_alike(old.info.get(key), value)]
     if "hooks" in old.info and "hooks" not in new.info:
         differing.append("hooks")
@@ -265,7 +285,7 @@ def _fill(
 ) -> None:
     """Measure some variants, in blocks whose logits fit into memory."""
     rows, vocab = len(reader.bases), reader.logits.shape[-1]
-    most = max(1, _ROOM // (4 * vocab * max(1, len(reader.read)) * rows))
+    most = max(1, ROOM // (4 * vocab * max(1, len(reader.read)) * rows))
     # Variants that start at similar positions are put into one block.
     firsts = {n: min((change.first for variant in variants[n] for change in variant), default=0) for n in numbers}
     ordered = sorted(numbers, key=firsts.__getitem__) if len(numbers) > most else numbers

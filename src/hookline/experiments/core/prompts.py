@@ -57,6 +57,12 @@ class Prompts:
         tokens, mask = (pad_sequence(list(sequences), batch_first=True) for sequences in (rows, masks))
         return cls(tokens, mask, tuple(more), copies, tuple(own))
 
+    def ending_at(self, width: int) -> Prompts:
+        """The same rows, whose texts all end at the last of `width` columns."""
+        rows = [F.pad(self.row(row)[0], (width - len(span), 0)) for row, span in enumerate(self.spans)]
+        masks = [torch.arange(width) >= width - len(span) for span in self.spans]
+        return replace(self, tokens=torch.stack(rows), mask=torch.stack(masks).to(self.mask.device))
+
     @property
     def width(self) -> int:
         """The number of positions, including padding."""
@@ -79,11 +85,17 @@ class Prompts:
     def checksum(self) -> str:
         """A checksum of the prompts."""
         content = torch.where(self.mask, self.tokens, -1).cpu().contiguous().numpy().tobytes()
-        for inputs in self.more:
-            for _, x in sorted(inputs.items()):
-                is_tensor = isinstance(x, Tensor)
-                content += x.double().cpu().contiguous().numpy().tobytes() if is_tensor else repr(x).encode()
+        content += b"".join(map(_content, self.more))
         return f"{len(self)}×{self.width} {zlib.crc32(content):08x}"
+
+    @property
+    def checksums(self) -> list[int]:
+        """A checksum of each example: equal where the text is, whatever its padding and continuation."""
+        rows, tokens = range(0, len(self), self.copies), self.tokens.cpu()
+        starts = {row: self.spans[row].start for row in rows}
+        texts = [tokens[row, start : start + self.length(row)].numpy().tobytes() for row, start in starts.items()]
+        images = [_content(self.more[row]) if self.more and not self.own else b"" for row in rows]
+        return [zlib.crc32(text + image) for text, image in zip(texts, images, strict=True)]
 
     def row(self, row: int) -> Int[Tensor, "1 pos"]:
         """One row without its padding."""
@@ -161,6 +173,14 @@ class Prompts:
             return list(range(self.width))
         common_length = self.width if len(self) == 1 else self.length(0)  # continuations differ from there on
         return [*token_labels(model.to_str_tokens(self.tokens[0, :common_length])), *range(common_length, self.width)]
+
+
+def _content(inputs: Mapping[str, Any]) -> bytes:
+    """The inputs of a row besides its tokens, as bytes."""
+    values = [x for _, x in sorted(inputs.items())]
+    return b"".join(
+        x.double().cpu().contiguous().numpy().tobytes() if isinstance(x, Tensor) else repr(x).encode() for x in values
+    )
 
 
 def prompts_of(model: HookedModel, prompt: Prompt) -> Prompts:
@@ -262,9 +282,14 @@ def prompt_positions(model: HookedModel, prompts: Prompts, pos: Any, name: str =
     return by_prompt
 
 
-def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
-    """Clean and corrupted prompts must have the same shape."""
-    if clean.tokens.shape == corrupted.tokens.shape and torch.equal(clean.mask, corrupted.mask):
+def has_same_shape(clean: Prompts, corrupted: Prompts) -> bool:
+    """Whether two batches have tokens at the same places."""
+    return clean.tokens.shape == corrupted.tokens.shape and torch.equal(clean.mask, corrupted.mask)
+
+
+def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts, *, hint: str = "") -> None:
+    """Clean and corrupted prompts must have the same shape; `hint` ends the message if they do not."""
+    if has_same_shape(clean, corrupted):
         return
     row = next((row for row in range(min(len(clean), len(corrupted))) if clean.spans[row] != corrupted.spans[row]), 0)
     shown = []
@@ -274,7 +299,7 @@ def check_pair(model: HookedModel, clean: Prompts, corrupted: Prompts) -> None:
     raise HooklineError(
         f"clean and corrupted prompts must have the same number of rows, and of tokens in each row: clean has "
         f"{list(clean.tokens.shape)}, corrupted {list(corrupted.tokens.shape)}. "
-        f"Row {row}: clean {shown[0]}, corrupted {shown[1]}"
+        f"Row {row}: clean {shown[0]}, corrupted {shown[1]}{hint}"
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hookline.engine import HookPoint
 from hookline.errors import HooklineError, UnknownPointError
+from hookline.experiments.core.aligned import Aligned, PromptPositions, aligned_pair
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.prompts import Prompts, check_language_model
 from hookline.model import HookedModel
@@ -213,9 +214,9 @@ class Cells:
         return Cells(coords, {key[:place] + key[place + 1 :]: covered for key, covered in self.covered.items()})
 
 
-def make_cells(where: SweepPoints, bases: Sequence[Baseline], prompts: Prompts, labels: Sequence[Label]) -> Cells:
-    """The cells of a sweep over points; `labels` are those of positions in the text."""
-    sizes = {axis: _sizes(where, bases, axis, prompts.width) for axis in where.inner}
+def make_cells(where: SweepPoints, bases: Sequence[Baseline], labels: Sequence[Label]) -> Cells:
+    """The cells of a sweep over points; `labels` are those of positions in the text: of all columns, or aligned."""
+    sizes = {axis: _sizes(where, bases, axis, len(labels)) for axis in where.inner}
     coords = where.labels({axis: max(by_point.values()) for axis, by_point in sizes.items()}, labels)
     covered: dict[Key, Covered] = {}
     for cell in product(*(range(len(axis_labels)) for axis_labels in coords.values())):
@@ -248,16 +249,71 @@ def _sizes(where: SweepPoints, bases: Sequence[Baseline], axis: str, width: int)
     return sizes
 
 
+def check_aligned(where: SweepPoints) -> None:
+    """Raise unless positions can be selected at these points."""
+    if where.in_tower:
+        raise HooklineError(
+            "positions=… is a position in the text, but these points are in the vision tower: remove it"
+        )
+    if "src" in where.over:
+        raise HooklineError("positions=… selects positions of the text, not key positions: remove 'src' from over")
+    for point in where.points.values():
+        axis_index(point, "pos")  # raises if there is none
+
+
+def aligned_sweep(
+    model: HookedModel, where: SweepPoints, source: Prompts, target: Prompts, positions: PromptPositions
+) -> tuple[Aligned, Aligned]:
+    """The cells of positions in the prompts to patch from, and in those to patch."""
+    check_aligned(where)
+    with_keys = [point.name for point in where.points.values() if "k" in point.axes.split()]
+    if with_keys and list(map(len, source.spans)) != list(map(len, target.spans)):
+        raise HooklineError(
+            f"{with_keys[0]!r} has a value for each key position, so clean and corrupted prompts must have the same "
+            f"length: use such prompts, or another point"
+        )
+    return aligned_pair(model, source, target, positions, apart="pos" in where.over)
+
+
 def axis_index(point: HookPoint, axis: str) -> int:
     """The index of an axis in a point's value without the batch; an error if the point has no such axis."""
     where = index_of(point, **{axis: 0})
     return next(place for place, selector in enumerate(where) if isinstance(selector, int))
 
 
+def moved_values(
+    where: SweepPoints, values: Sequence[Values], bases: Sequence[Baseline], source: Aligned, target: Aligned
+) -> list[dict[str, Tensor]]:
+    """The values of other runs at aligned positions, in the shape of these runs, whose values they have elsewhere."""
+    rows = []
+    for row, (others, base) in enumerate(zip(values, bases, strict=True)):
+        of_row: dict[str, Tensor] = {}
+        for point in where.points.values():
+            before, axis = base.kept[point.name], axis_index(point, "pos")
+            places = [[at for cell in aligned.at for at in cell[row]] for aligned in (source, target)]
+            of_row[point.name] = moved(others[point.name].to(before), before, axis, *places, name=point.name)
+        rows.append(of_row)
+    return rows
+
+
+def moved(
+    source: Tensor, target: Tensor, axis: int, places: Sequence[int], target_places: Sequence[int], *, name: str
+) -> Tensor:
+    """The target with the source's values at some places along an axis."""
+    if source.shape[:axis] != target.shape[:axis] or source.shape[axis + 1 :] != target.shape[axis + 1 :]:
+        raise HooklineError(
+            f"{name!r} has the shape {list(source.shape)} in the run to patch from, but {list(target.shape)} in the "
+            f"other, which differ in more than positions: use prompts of the same length for this point"
+        )
+    index = [torch.tensor([*at], device=target.device) for at in (places, target_places)]
+    return target.index_copy(axis, index[1], source.index_select(axis, index[0]))
+
+
 class CellBuilder:
     """Builds the variants of cells: the `values` for each prompt, written into the run on that prompt.
 
-    With `positions`, of each prompt, values are written at these positions only.
+    With `positions`, the axis `pos` has those cells in place of columns; without that axis, values are written at the
+    positions of the only cell.
     """
 
     def __init__(
@@ -266,7 +322,7 @@ class CellBuilder:
         values: Sequence[Values],
         bases: Sequence[Baseline],
         prompts: Prompts,
-        positions: Sequence[Sequence[int]] | None = None,
+        positions: Aligned | None = None,
     ) -> None:
         self.cells, self.bases, self.prompts, self.positions, self._given = cells, bases, prompts, positions, values
         self._known: dict[tuple[int, str, Any], list[tuple[Change, bool]]] = {}
@@ -296,15 +352,13 @@ class CellBuilder:
                     f"the value for {point.name!r} has shape {list(activation.shape)}, but the run has "
                     f"{list(before.shape)} there: do the clean and corrupted prompts have the same length?"
                 )
-            text_axes = [axis for axis in ("pos", "src") if axis in inside and point.stream != "image"]
-            is_padding = any(inside[axis] not in span for axis in text_axes)
-            inside |= {axis: inside[axis] - span.start for axis in text_axes}
-            every = (
-                [inside] if self.positions is None else [inside | {"pos": position} for position in self.positions[row]]
-            )
-            self._known[key] = (
-                [_change(base, point, activation, indices) for indices in every] if not is_padding else []
-            )
+            if self.positions is not None:
+                every = [inside | {"pos": at} for at in self.positions.at[inside.get("pos", 0)][row]]
+            else:
+                text_axes = [axis for axis in ("pos", "src") if axis in inside and point.stream != "image"]
+                is_padding = any(inside[axis] not in span for axis in text_axes)
+                every = [] if is_padding else [inside | {axis: inside[axis] - span.start for axis in text_axes}]
+            self._known[key] = [_change(base, point, activation, indices) for indices in every]
         return self._known[key]
 
 

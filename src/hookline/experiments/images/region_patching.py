@@ -67,7 +67,7 @@ def patch(
     bases, prompts = both.reader.bases, both.reader.prompts
     rows = zip(both.given, bases, parts, strict=True)
     replacements = [_mixed(values, base, where, part) for values, base, part in rows]
-    grid = CellBuilder(make_cells(where, bases, prompts, both.labels), replacements, bases, prompts).grid()
+    grid = CellBuilder(make_cells(where, bases, both.labels), replacements, bases, prompts).grid()
     return measured(both.reader, grid, info, how, f"{both.source} {parts}")
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from hookline.engine import HookPoint, compiling
 from hookline.errors import HooklineError
 from hookline.experiments.attribution import Estimate, checked_options
+from hookline.experiments.core.aligned import PromptPositions
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, Traced, gradients_of
 from hookline.experiments.core.labels import about, said_points
-from hookline.experiments.core.prompts import Prompt, Prompts, check_weights_stay
+from hookline.experiments.core.prompts import Prompt, Prompts, check_weights_stay, has_same_shape
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.relevance.difference_rules import DifferenceRules
@@ -41,6 +42,7 @@ def relevance(
     layers: Sequence[int] | None = None,
     rules: RuleSet = "zero",
     attention: Attention = "frozen",
+    positions: PromptPositions = None,
     check: int = 16,
     seed: int = 0,
     **options: Any,
@@ -64,8 +66,8 @@ def relevance(
     The rules are found by the torch functions that the model calls. That they cover this model is checked in this run:
     the relevance of the input must be the metric, without what biases and other constants bring about. Otherwise an
     error says where relevance is lost. `info["conservation"]` is the share that is lost, at most 1e-4 in float32, and
-    `info["constants"]` the part of the metric that is due to constants. Further options: per_example, batch_size,
-    progress.
+    `info["constants"]` the part of the metric that is due to constants. `positions` are as in `patching.sweep`.
+    Further options: per_example, batch_size, progress.
     """
     how = checked_options(direction, None, "activations", check, options)
     if attention not in get_args(Attention):
@@ -77,15 +79,17 @@ def relevance(
     check_weights_stay(model, "relevance")
     where = sweep_points(model, points, over, layers)
     _check_points(model, where)
-    metric, pair = prompt_pair(model, clean, corrupted, metric)
+    metric, pair = prompt_pair(model, clean, corrupted, metric, may_differ=positions is not None)
     target, source = (pair[1], pair[0]) if direction == "denoise" else (pair[0], pair[1])
+    if rules == "difference" and not has_same_shape(*pair):
+        raise HooklineError("rules='difference' needs clean and corrupted prompts of the same length: use rules='zero'")
     if rules == "difference":
         line: _LinearLine = _DifferenceLine(model, target, where.names, source)
     else:
         line = _LinearLine(model, target, where.names, attention)
     said = about(model, f"{said_points(points)} patched, {into(direction)}, estimated from relevance")
     said |= {"direction": direction, "rules": rules} | ({"attention": attention} if rules == "zero" else {})
-    return Estimate(line, where, pair, direction, how, check, seed).result(metric, said)
+    return Estimate(line, where, pair, direction, how, check, seed, positions).result(metric, said)
 
 
 def _check_points(model: HookedModel, where: SweepPoints) -> None:

@@ -9,7 +9,16 @@ import torch
 
 from hookline.errors import HooklineError
 from hookline.experiments.result import BASELINES, Result
-from hookline.experiments.results.plot_layout import SEQUENCES, curve_axis, plot_parts, value_range
+from hookline.experiments.results.plot_layout import (
+    LOG_AXES,
+    SEQUENCES,
+    curve_axis,
+    error_range,
+    log_places,
+    plot_parts,
+    value_range,
+    within_noise,
+)
 from hookline.pages.html_page import HtmlPage, figure
 from hookline.pages.tensors import packed_tensor
 
@@ -47,7 +56,7 @@ def _panel(result: Result, title: str, scale_of: Result, center: float | None) -
     labels = result.coords[along]
     marks = {key: value for key in BASELINES if _is_number(value := result.info.get(key))}
     if len(result.axes) == 1 and along not in SEQUENCES:
-        bars = {"values": packed_tensor(result.values), "origin": result.origin}
+        bars = {"values": packed_tensor(result.values), "origin": result.origin, **_bounds(result)}
         return {"kind": "bars", "title": title, "axis": along, "labels": labels, "marks": marks, **bars}
     others = [axis for axis in result.axes if axis != along]
     series = [str(label) for label in result.coords[others[0]]] if others else [result.name]
@@ -58,17 +67,32 @@ def _panel(result: Result, title: str, scale_of: Result, center: float | None) -
         "title": title,
         "axis": along,
         "labels": labels,
-        "places": [float(label) for label in labels] if is_scale else None,
+        "places": (log_places(labels) if along in LOG_AXES else [float(x) for x in labels]) if is_scale else None,
         "series": series,
         "marks": marks,
         "values": packed_tensor(values),
+        **_bounds(result, along),
     }
+
+
+def _bounds(result: Result, along: str | None = None) -> dict[str, Any]:
+    """The intervals of curves or bars, laid out as their values."""
+    bounds = error_range(result)
+    if bounds is None:
+        return {}
+    low, high = (
+        x.values if along is None else x.values.movedim(x.axes.index(along), -1).reshape(-1, len(x.coords[along]))
+        for x in bounds
+    )
+    return {"low": packed_tensor(low), "high": packed_tensor(high)}
 
 
 def _heat(result: Result, title: str, scale_of: Result, center: float | None) -> dict[str, Any]:
     origin, low, high, is_one_sided = value_range(scale_of, center)
     origin = 0.0 if is_one_sided else origin
     rows, columns = result.axes
+    noise = within_noise(result, center)
+    hatches = {} if noise is None or not bool(noise.any()) else {"noise": packed_tensor(noise.float())}
     return {
         "kind": "heat",
         "title": title,
@@ -80,6 +104,7 @@ def _heat(result: Result, title: str, scale_of: Result, center: float | None) ->
         "center": origin,
         "scale": "one" if is_one_sided else "zero",
         "most": max(abs(low - origin), abs(high - origin)) or 1.0,
+        **hatches,
     }
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import log10
 from typing import NamedTuple
 
+from jaxtyping import Bool
+from torch import Tensor
+
 from hookline.errors import HooklineError
+from hookline.experiments.core.labels import Label
 from hookline.experiments.result import BASELINES, Result
 
 SEQUENCES = ("layer", "pos", "count", "size", "step", "coefficient")
 """Axes whose neighbors are joined by a line. Labels of other axes are categories, drawn as bars."""
+LOG_AXES = ("size",)
+"""Axes of shares from 0 to 1, most of which are small: drawn on a logarithmic scale, but for 0."""
 _CURVES = ("count", "size")
 """Axes of counts: a result over one of these and another axis is drawn as curves."""
 _READABLE = 60  # categories on one axis of a heat map
 _SHOWN = 40  # drawn if there are more
 _MOST_PANELS = 48
+_HATCHED = 4096  # cells; hatching of more cannot be seen
 
 
 def plot_parts(result: Result, panels: str | None) -> tuple[str | None, Result, str]:
@@ -71,6 +80,38 @@ def _readable(result: Result, split: str | None) -> tuple[Result, str]:
 def curve_axis(result: Result) -> str | None:
     """The x axis if the result is drawn as lines or bars; None if it is drawn as a heat map."""
     return result.axes[0] if len(result.axes) == 1 else next((x for x in result.axes if x in _CURVES), None)
+
+
+def least_positive(labels: Sequence[Label]) -> float | None:
+    """The smallest positive number on an axis; None if a logarithmic scale from there to the largest shows nothing."""
+    positive = sorted(float(label) for label in labels if float(label) > 0)
+    return positive[0] if len(positive) > 1 else None
+
+
+def log_places(labels: Sequence[Label]) -> list[float]:
+    """Where numbers are on a logarithmic axis with 0 on its left."""
+    smallest = least_positive(labels)
+    if smallest is None:
+        return [float(label) for label in labels]
+    return [1 + log10(float(label) / smallest) if float(label) > 0 else 0.0 for label in labels]
+
+
+def error_range(result: Result) -> tuple[Result, Result] | None:
+    """The interval of each value on a curve or bar; None without examples."""
+    return None if result.by_example is None else result.interval()
+
+
+def within_noise(result: Result, center: float | None) -> Bool[Tensor, "row column"] | None:
+    """The cells of a heat map whose interval contains the middle of its colors; None if none can be told or seen.
+
+    The middle is the value of the run that was changed, example by example, unless `center` is given.
+    """
+    is_one_sided = value_range(result, center).is_one_sided
+    if result.by_example is None or is_one_sided or result.values.numel() > _HATCHED:
+        return None
+    has_origin = center is None and result._origin() in result.info
+    low, high = (result.effect if has_origin else result - (center or 0.0)).interval()
+    return (low.values <= 0) & (high.values >= 0) & (low.values < high.values)
 
 
 class ValueRange(NamedTuple):

@@ -12,21 +12,35 @@ import numpy as np
 from matplotlib import colormaps, font_manager, pyplot
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.collections import PatchCollection
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
-from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, MaxNLocator, NullLocator
 from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
 from hookline.experiments.result import Result
-from hookline.experiments.results.plot_layout import SEQUENCES, curve_axis, plot_parts, value_range
+from hookline.experiments.results.plot_layout import (
+    LOG_AXES,
+    SEQUENCES,
+    curve_axis,
+    error_range,
+    least_positive,
+    plot_parts,
+    value_range,
+    within_noise,
+)
 
 _FONT = 8.0  # of labels, in points
 _LONGEST = 18  # characters of a label
 _EMPTY = "0.86"  # missing cells
 _INK, _FAINT = "#2b5f94", "0.45"
+_HATCH, _ERROR = "0.6", "0.25"
+_WITH_INTERVALS = " · with 95 % intervals"
+_WITH_HATCHES = " · hatched: within noise (95 %)"
 _DIVERGING, _SEQUENTIAL = "RdBu", "Blues"
 _FINEST = 900  # cells of a heat map along one axis; more are thinner than a pixel
 
@@ -55,7 +69,8 @@ def plot(
     """Draw a result: one axis as a line or bars, two as a heat map, and one panel for each label of a third.
 
     Layers, positions and counts are joined by a line; labels such as heads or points are categories and are drawn as
-    bars. A result over a count, as returned by `ablation.cumulative`, is drawn as curves. There is one panel per metric
+    bars. A result over a count or a size, as returned by `ablation.cumulative` and `circuits.faithfulness`, is drawn as
+    curves; sizes are on a logarithmic axis, which `ax.set_xscale("linear")` changes. There is one panel per metric
     if there are several, otherwise per label of the first of three axes, or of the axis that `panels` names.
 
     Colors are blue above and red below `center`, on a symmetric scale; `center` defaults to the value of the run
@@ -63,6 +78,8 @@ def plot(
     are drawn in one color, from 0 up. The color bar shows the range of the values. Panels of metrics have their own
     scales, other panels share one. Bars start at the value of the run that was changed, or 0. A heat map or bar
     chart with more than 60 categories on an axis shows the 40 with the strongest cells, and its title says so.
+    Means over several examples have their 95 % interval, as a band around a line or a whisker on a bar; cells of a heat
+    map whose interval contains the value of the run that was changed (or `center`) are hatched.
     Other keywords are passed to matplotlib's `imshow`, `plot` or `bar` (`cmap`, `vmin`, `vmax`, `norm`; `color`,
     `marker`). A title that `ax` has already is kept, unless `title` is given. Returns the Axes, or the Figure if
     there are panels.
@@ -77,7 +94,8 @@ def plot(
         return _panels(result, split, ax, heading, center, kwargs)
     if ax is None:
         ax = pyplot.subplots(figsize=_size(result), layout="constrained")[1]
-    _draw(result, ax, kwargs, _scale(result, center, kwargs))
+    scale = _scale(result, center, kwargs)
+    heading += _draw(result, ax, kwargs, scale)
     if title is None and ax.get_title(loc="left"):
         return ax  # a result drawn before has given the title
     ax.set_title(_wrapped(heading, ax.figure.get_figwidth()), fontsize=_FONT + 2, loc="left")  # type: ignore[union-attr]
@@ -118,8 +136,9 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: f
         FigureClass=Panels,
     )
     shared = None if is_own else _scale(result, center, kwargs)
+    notes: dict[str, None] = {}
     for at, (part, label, panel) in enumerate(zip(parts, labels, grid.flat, strict=False)):
-        _draw(part, panel, kwargs, shared or _scale(part, center, kwargs), bar=is_own)
+        notes[_draw(part, panel, kwargs, shared or _scale(part, center, kwargs), bar=is_own)] = None
         panel.set_title(
             drawable(label if isinstance(label, str) else f"{split} {label}"), fontsize=_FONT + 1, loc="left"
         )
@@ -128,6 +147,7 @@ def _panels(result: Result, split: str, ax: Axes | None, heading: str, center: f
         panel.set_visible(False)
     if shared is not None and not is_lines:
         plain_bar(figure.colorbar(grid[0, 0].images[0], ax=grid, shrink=0.8, pad=0.01), shared.shown)
+    heading += "".join(notes)
     figure.suptitle(_wrapped(heading, figure.get_figwidth()), fontsize=_FONT + 3, x=0.01, ha="left")
     return figure
 
@@ -142,16 +162,29 @@ def _label_edges(ax: Axes, *, is_left: bool, is_lowest: bool, is_own: bool) -> N
         ax.tick_params(axis="y", labelleft=is_own)
 
 
-def _draw(result: Result, ax: Axes, kwargs: dict[str, Any], scale: _Scale, *, bar: bool = True) -> None:
+def _draw(result: Result, ax: Axes, kwargs: dict[str, Any], scale: _Scale, *, bar: bool = True) -> str:
+    """Draw one panel; returns what its heading has to say about intervals."""
     along = curve_axis(result)
     if along is None:
         _heat(result, ax, scale, bar=bar)
-    elif len(result.axes) == 1:
+        return _hatched(result, ax, scale)
+    if len(result.axes) == 1:
         _line(result, ax, kwargs)
     else:
         (other,) = (axis for axis in result.axes if axis != along)
         for at, label in enumerate(result.coords[other]):
             _line(result.isel(**{other: at}), ax, {"color": f"C{at}", "label": drawable(str(label)), **kwargs})
+    return "" if result.by_example is None else _WITH_INTERVALS
+
+
+def _hatched(result: Result, ax: Axes, scale: _Scale) -> str:
+    """Hatch the cells whose interval contains the middle of the colors."""
+    noise = within_noise(result, scale.center)
+    if noise is None or not bool(noise.any()):
+        return ""
+    cells = [Rectangle((column - 0.5, row - 0.5), 1, 1) for row, column in noise.nonzero().tolist()]
+    ax.add_collection(PatchCollection(cells, facecolor="none", edgecolor=_HATCH, linewidth=0, hatch="////"))
+    return _WITH_HATCHES
 
 
 def _heat(result: Result, ax: Axes, scale: _Scale, *, bar: bool) -> None:
@@ -186,6 +219,8 @@ class _Scale(NamedTuple):
     options: dict[str, Any]
     origin: float
     shown: tuple[float, float] | None
+    center: float | None = None
+    """The middle, if the caller gave it."""
 
 
 def _scale(result: Result, center: float | None, kwargs: dict[str, Any]) -> _Scale:
@@ -199,7 +234,7 @@ def _scale(result: Result, center: float | None, kwargs: dict[str, Any]) -> _Sca
     options["norm"] = options["norm"] or color_norm(result.values, origin, vmin, vmax)
     options["cmap"] = colors(options["cmap"])
     low, high = min(low, origin), max(high, origin)
-    return _Scale(options, origin, (low, high) if low < high and not scale_options else None)
+    return _Scale(options, origin, (low, high) if low < high and not scale_options else None, center)
 
 
 def color_norm(values: Tensor, center: float, vmin: float | None, vmax: float | None) -> Normalize:
@@ -233,13 +268,20 @@ def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
     is_scale = not any(isinstance(label, str) for label in labels) and axis in SEQUENCES
     places: Any = labels if is_scale else range(len(labels))
     ink: dict[str, Any] = {} if {"color", "c"} & kwargs.keys() else {"color": _INK}
+    bounds = error_range(result)
     if axis in SEQUENCES:
         dots = {} if len(labels) > 60 else {"marker": "o", "markersize": 3.5}
         style: dict[str, Any] = {"linewidth": 1.4, **dots, **ink, **kwargs}
-        ax.plot(places, result.numpy(), **style)
+        (line,) = ax.plot(places, result.numpy(), **style)
+        if bounds is not None:
+            low, high = (bound.numpy() for bound in bounds)
+            ax.fill_between(places, low, high, color=line.get_color(), alpha=0.18, linewidth=0, zorder=1)
     else:
         bars = {key: value for key, value in kwargs.items() if key not in ("marker", "linestyle")}
         ax.bar(places, result.numpy() - result.origin, **{"width": 0.7, "bottom": result.origin} | ink | bars)
+        if bounds is not None:
+            reach = np.stack([result.numpy() - bounds[0].numpy(), bounds[1].numpy() - result.numpy()]).clip(min=0.0)
+            ax.errorbar(places, result.numpy(), reach, fmt="none", ecolor=_ERROR, elinewidth=1.0, capsize=2.0)
     ax.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
     for key, dash in (("clean", "--"), ("corrupted", ":")):
         value = result.info.get(key)
@@ -250,8 +292,16 @@ def _line(result: Result, ax: Axes, kwargs: dict[str, Any]) -> None:
             {} if axis in SEQUENCES else {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         )  # bars hide it
         ax.legend(fontsize=_FONT, frameon=False, **beside)
-    if is_scale:
+    if is_scale and axis in LOG_AXES and (smallest := least_positive(labels)) is not None:
+        ax.set_xscale("symlog", linthresh=smallest, linscale=0.5)
+        ax.set_xlim(-0.3 * smallest, 1.2 * max(float(label) for label in labels))
+        powers = [10.0**power for power in range(math.ceil(math.log10(smallest)), 1)]
+        ax.xaxis.set_major_locator(FixedLocator([0.0, *powers]))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:g}"))
+    elif is_scale:
         ax.xaxis.set_major_locator(MaxNLocator(integer=all(isinstance(label, int) for label in labels)))
+    if is_scale:
         ax.set_xlabel(axis, fontsize=_FONT + 1)
         ax.tick_params(labelsize=_FONT)
     else:

@@ -121,12 +121,16 @@ function bars(rows, link, { most, signed = false, labelWidth = 88 }) {
   const width = 400, room = width - labelWidth - 58, zero = signed ? labelWidth + room / 2 : labelWidth;
   const unit = (signed ? room / 2 - 44 : room) / most; // negative numbers are written to the left of their bars
   const drawn = rows.map((row, at) => {
-    const parts = row.values.map(({ value, kind, text }, nth) => {
+    const parts = row.values.map(({ value, kind, text, ends = [] }, nth) => {
       const length = Math.max(1, Math.abs(value) * unit), y = 3 + 13 * nth;
       const end = value < 0 ? zero - length : zero + length;
+      const [low, high] = ends.map((side) => zero + side * unit), hasEnds = Number.isFinite(low) && Number.isFinite(high);
+      const whisker = hasEnds ? [svg("path", { d: `M${low},${y + 3}v5m0,-2.5H${high}m0,-2.5v5`, class: "whisker", fill: "none" })] : [];
+      const [left, right] = hasEnds ? [Math.min(end, low), Math.max(end, high)] : [end, end];
       return [
         svg("rect", { x: value < 0 ? end : zero, y, width: length, height: 11, rx: 2, class: `bar ${kind}` }),
-        svg("text", { x: value < 0 ? end - 5 : end + 5, y: y + 9, class: "value", "text-anchor": value < 0 ? "end" : "start" }, text),
+        svg("text", { x: value < 0 ? left - 5 : right + 5, y: y + 9, class: "value", "text-anchor": value < 0 ? "end" : "start" }, text),
+        ...whisker,
       ];
     });
     const label = svg("text", { x: labelWidth - 8, y: high / 2 + 3, class: "label", "text-anchor": "end" }, row.label);

@@ -4,6 +4,8 @@ const INKS = {
   light: ["#3e34a8", "#b34e00", "#00705a", "#a3195b", "#1c6f93", "#6e6000", "#555e6e", "#7d3fb0"],
   dark: ["#a69cff", "#ff9636", "#3fcfa8", "#ff8dbb", "#6cc7ee", "#d8c84a", "#b4bccb", "#d19cff"],
 };
+const WITHIN = "within noise (95 %)";
+const between = (panel, ...at) => (panel.low ? ` (${number(tensor(panel.low).at(...at), 4)} to ${number(tensor(panel.high).at(...at), 4)})` : "");
 const title = (text) => [text ? el("h2", {}, text) : null];
 const caption = (text) => [text ? el("p", { class: "hint" }, text) : null];
 const named = (axis, label) => (typeof label === "number" ? `${axis} ${label}` : shown(label));
@@ -58,14 +60,16 @@ class Figure {
 
 function heatPanel(panel, figure) {
   const { names, rows, columns, center, scale, most } = panel;
+  const noise = panel.noise ? tensor(panel.noise) : null, isNoise = (row, column) => noise?.at(row, column) > 0;
   const values = tensor(panel.values), isSmall = rows.length <= 40 && columns.length <= 40;
   return [new Grid(`${panel.title || figure.given.title}: ${names.join(" by ")}`, {
     rows: rows.map((label) => named(names[0], label)), columns: columns.map((label) => (typeof label === "string" ? shown(label) : label)), scale, most,
     value: (row, column) => values.at(row, column) - center,
     text: isSmall ? (row, column) => (Number.isNaN(values.at(row, column)) ? "" : brief(values.at(row, column), most)) : null,
-    lines: (row, column) => [el("b", {}, `${named(names[0], rows[row])}, ${named(names[1], columns[column])}`), number(values.at(row, column), 6)],
+    lines: (row, column) => [el("b", {}, `${named(names[0], rows[row])}, ${named(names[1], columns[column])}`), number(values.at(row, column), 6), ...(isNoise(row, column) ? [WITHIN] : [])],
+    hatched: noise ? isNoise : null,
     axes: [[names[0], upTo(rows.length)], [names[1], upTo(columns.length)]],
-  }, figure.link), legend(most, { center, scale, low: scale === "one" ? 0 : -most })];
+  }, figure.link), legend(most, { center, scale, low: scale === "one" ? 0 : -most }), ...caption(noise ? `hatched: ${WITHIN}` : "")];
 }
 
 function barPanel(panel, figure) {
@@ -73,14 +77,15 @@ function barPanel(panel, figure) {
   const shares = Array.from(values, (value) => value - origin);
   const texts = labels.map((label) => named(axis, label));
   const written = values.every(Number.isInteger) ? String : number; // counts
-  const most = largest(shares), longest = Math.max(...texts.map((text) => Math.min(26, text.length)));
+  const ends = panel.low ? [panel.low, panel.high].map((bound) => Array.from(tensor(bound).values, (value) => value - origin)) : [];
+  const most = largest([...shares, ...ends.flat()]), longest = Math.max(...texts.map((text) => Math.min(26, text.length)));
   const rows = texts.map((text, at) => ({
     label: cut(text, 26), place: { [axis]: at },
-    values: [{ value: Number.isNaN(shares[at]) ? 0 : shares[at], kind: shares[at] < 0 ? "cold" : "warm", text: written(values[at], 4) }],
+    values: [{ value: Number.isNaN(shares[at]) ? 0 : shares[at], kind: shares[at] < 0 ? "cold" : "warm", text: written(values[at], 4), ends: ends.map((bound) => bound[at]) }],
   }));
-  const node = bars(rows, figure.link, { most, signed: shares.some((share) => share < 0), labelWidth: Math.max(48, 7 * longest + 12) });
+  const node = bars(rows, figure.link, { most, signed: [...shares, ...ends.flat()].some((share) => share < 0), labelWidth: Math.max(48, 7 * longest + 12) });
   node.querySelectorAll(".row").forEach((row, at) => {
-    row.addEventListener("mousemove", (event) => tip.show([el("b", {}, texts[at]), written(values[at], 6)], event.clientX, event.clientY, row));
+    row.addEventListener("mousemove", (event) => tip.show([el("b", {}, texts[at]), written(values[at], 6) + between(panel, at)], event.clientX, event.clientY, row));
     row.addEventListener("mouseleave", () => tip.hide());
   });
   return [node, ...caption([...(origin ? [`from ${number(origin, 6)}`] : []), ...marked(panel)].join(", "))];
@@ -106,7 +111,8 @@ class Curves {
   constructor(panel, figure) {
     Object.assign(this, { panel, figure, at: 0, wide: 640, high: 250, left: 56, up: 8 });
     this.values = tensor(panel.values);
-    const found = [...this.values.values, ...Object.values(panel.marks), 0].filter(Number.isFinite);
+    this.bounds = panel.low ? [tensor(panel.low), tensor(panel.high)] : null;
+    const found = [...this.values.values, ...(this.bounds ?? []).flatMap((bound) => [...bound.values]), ...Object.values(panel.marks), 0].filter(Number.isFinite);
     [this.low, this.most] = [Math.min(...found), Math.max(...found)];
     if (this.low === this.most) this.most = this.low + 1;
     this.places = panel.places ?? upTo(panel.labels.length);
@@ -156,12 +162,23 @@ class Curves {
 
   lines() {
     const { series, labels } = this.panel;
-    return series.map((name, nth) => {
+    return [...this.bands(), ...series.map((name, nth) => {
       const points = upTo(labels.length).filter((at) => Number.isFinite(this.values.at(nth, at)));
       const path = points.map((at) => `${this.x(at).toFixed(1)},${this.y(this.values.at(nth, at)).toFixed(1)}`);
       const dots = labels.length > 60 ? [] : points.map((at) => svg("circle", { cx: this.x(at), cy: this.y(this.values.at(nth, at)), r: 3, fill: this.ink(nth) }));
       return [svg("polyline", { points: path.join(" "), fill: "none", stroke: this.ink(nth), "stroke-width": 1.8, "stroke-dasharray": nth < 8 ? null : "5 3" }), ...dots];
-    }).flat();
+    }).flat()];
+  }
+
+  // The intervals of all curves, below the curves.
+  bands() {
+    if (!this.bounds) return [];
+    const edge = (bound, nth, at) => `${this.x(at).toFixed(1)},${this.y(bound.at(nth, at)).toFixed(1)}`;
+    return this.panel.series.map((name, nth) => {
+      const at = upTo(this.places.length).filter((place) => this.bounds.every((bound) => Number.isFinite(bound.at(nth, place))));
+      const [low, high] = this.bounds.map((bound) => at.map((place) => edge(bound, nth, place)));
+      return svg("polygon", { points: [...low, ...high.reverse()].join(" "), fill: this.ink(nth), opacity: 0.18 });
+    });
   }
 
   point(event) {
@@ -176,7 +193,7 @@ class Curves {
     for (const end of ["x1", "x2"]) this.guide.setAttribute(end, this.x(at));
     this.guide.setAttribute("visibility", "visible");
     const { series, labels, axis } = this.panel;
-    const line = (name, nth) => el("div", { class: "pair" }, el("span", {}, name), number(this.values.at(nth, at), 6));
+    const line = (name, nth) => el("div", { class: "pair" }, el("span", {}, name), number(this.values.at(nth, at), 6) + between(this.panel, nth, at));
     tip.show([el("b", {}, named(axis, labels[at])), ...series.map(line).slice(0, 24)], x, y, this.node);
   }
 

@@ -1,6 +1,6 @@
 // A grid of cells. Only the part that can be seen is on the canvas, so that a grid of any size scrolls; its labels stay at
 // the edges. `spec` has rows, columns (labels), value(row, column), scale, most, and may have text(row, column),
-// lines(row, column) for the tip, pick(row, column), first: the cell that is shown first, and axes: what rows and columns
+// lines(row, column) for the tip, hatched(row, column), pick(row, column), first: the cell that is shown first, and axes: what rows and columns
 // are, such as [["layer", [0, 1, 2]], ["head", [0, 1]]], which is how hovering is linked between views.
 
 const FONT = (size) => `${size}px system-ui, sans-serif`;
@@ -96,11 +96,27 @@ class Grid {
         const { back, ink } = cellColors(value(row, column) / most, scale), [x, y] = this.corner(row, column);
         brush.fillStyle = back;
         brush.fillRect(x, y, this.wide - gap, this.high - gap);
+        if (this.spec.hatched?.(row, column)) this.hatch(brush, x, y, this.wide - gap, this.high - gap);
         if (!text || x < this.left - 3 || y < this.up - 3) continue; // half a cell has no text
         brush.fillStyle = ink;
         brush.fillText(clipped(brush, text(row, column), this.wide - 1), x + this.wide / 2, y + this.high / 2);
       }
     }
+  }
+
+  // Diagonal lines over a cell.
+  hatch(brush, x, y, wide, high) {
+    brush.save();
+    brush.beginPath();
+    brush.rect(x, y, wide, high);
+    brush.clip();
+    brush.beginPath();
+    for (let at = -high; at < wide; at += 6) { brush.moveTo(x + at, y + high); brush.lineTo(x + at + high, y); }
+    brush.globalAlpha = 0.35;
+    brush.strokeStyle = palette().faint;
+    brush.lineWidth = 1;
+    brush.stroke();
+    brush.restore();
   }
 
   paintLabels(brush) {
