@@ -32,8 +32,8 @@ from hookline.experiments.result import Result, TopCells
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
-from hookline.text.chats import is_conversation
 from hookline.rerun.baseline import Baseline
+from hookline.text.chats import is_conversation
 from hookline.text.outliers import Outliers, Outlying
 from hookline.text.token_positions import Positions, new_tokens
 
