@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
 import torch
 
@@ -13,7 +13,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
-from hookline.experiments.core.measure import Options, Reader, measured, reader_of
+from hookline.experiments.core.measure import CellOptions, Options, Reader, measured, reader_of
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
 from hookline.experiments.core.replacements import Method, Replacement
 from hookline.experiments.core.sweep import (
@@ -28,6 +28,7 @@ from hookline.experiments.core.sweep import (
     sweep_points,
 )
 from hookline.experiments.result import Cell, Result, TopCells
+from hookline.functions.options import lists
 from hookline.model import HookedModel
 from hookline.rerun.changes import adds_up
 from hookline.rerun.strategy import stream_names
@@ -53,6 +54,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(CellOptions, Options)
 def ablate(
     model: HookedModel,
     prompts: Prompt,
@@ -69,7 +71,7 @@ def ablate(
     positions: PromptPositions = None,
     pos: PromptPositions = None,
     outliers: Outliers = "exclude",
-    **options: Any,
+    **options: Unpack[CellOptions],
 ) -> Result:
     """Ablate each component of the model by itself, and measure: `result.values[layer, head]`.
 
@@ -128,6 +130,7 @@ def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") ->
     return cells
 
 
+@lists(CellOptions, Options)
 def cumulative(
     model: HookedModel,
     prompts: Prompt,
@@ -145,7 +148,7 @@ def cumulative(
     positions: PromptPositions = None,
     pos: PromptPositions = None,
     outliers: Outliers = "exclude",
-    **options: Any,
+    **options: Unpack[CellOptions],
 ) -> Result:
     """Ablate the first `count` components of a ranking together, from none to all: `result.values[order, count]`.
 

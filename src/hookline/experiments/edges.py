@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from jaxtyping import Float
@@ -15,12 +15,21 @@ from hookline.experiments.attribution import agreement, check_gradients, checked
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, ran
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import Metrics, Options, Reader, is_one_for_all, measure, metric_values
+from hookline.experiments.core.measure import (
+    BatchOptions,
+    Metrics,
+    Options,
+    Reader,
+    is_one_for_all,
+    measure,
+    metric_values,
+)
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, warn_of_dropout
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.paths import Node
 from hookline.experiments.result import BASELINES, Result, TopCells
+from hookline.functions.options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
@@ -33,6 +42,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(BatchOptions, Options)
 def edges(
     model: HookedModel,
     clean: Prompt,
@@ -44,7 +54,7 @@ def edges(
     by_position: bool = False,
     check: int = 32,
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[BatchOptions],
 ) -> EdgeScores:
     """Estimate the effect of every edge: a sender's output of one run, given to a single receiver in the other.
 

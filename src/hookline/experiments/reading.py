@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Float
@@ -15,11 +15,12 @@ from torch import Tensor
 from hookline.edits import replace
 from hookline.errors import HooklineError, a_type
 from hookline.experiments.core.labels import Label, about, token_labels
-from hookline.experiments.core.measure import Options
+from hookline.experiments.core.measure import BatchOptions, Options
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompt_positions, prompts_of
 from hookline.experiments.core.sweep import sweep_points
 from hookline.experiments.logit_lens import MEASURES, Measure, shown_token
 from hookline.experiments.result import Result
+from hookline.functions.options import lists
 from hookline.model import HookedModel
 from hookline.pages.text_tables import table
 from hookline.text.at_positions import at
@@ -36,6 +37,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(BatchOptions, Options)
 def patchscope(
     model: HookedModel,
     source: Prompt,
@@ -51,7 +53,7 @@ def patchscope(
     tokens: str | int | None = None,
     measure: Measure = "prob",
     max_new_tokens: int = 0,
-    **options: Any,
+    **options: Unpack[BatchOptions],
 ) -> Result:
     """Put activations of one prompt at a marker of another, and read the next token there: axes `layer` and `pos`.
 

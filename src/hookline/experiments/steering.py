@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,7 @@ from hookline.errors import HooklineError, warn
 from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import Options, measured, reader_of
+from hookline.experiments.core.measure import CellOptions, Options, measured, reader_of
 from hookline.experiments.core.prompts import (
     Prompt,
     Prompts,
@@ -30,6 +30,7 @@ from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, layer_numb
 from hookline.experiments.metrics import KL, Loss
 from hookline.experiments.result import Result, TopCells
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
+from hookline.functions.options import lists
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
@@ -203,6 +204,7 @@ def _points(model: HookedModel, kind: str, layers: Sequence[int] | None) -> dict
     return by_layer
 
 
+@lists(CellOptions, Options)
 def sweep_layers(
     model: HookedModel,
     vectors: Directions,
@@ -215,7 +217,7 @@ def sweep_layers(
     pos: PromptPositions = None,
     neutral: Prompt | None = NEUTRAL,
     damage: Damage = "kl",
-    **options: Any,
+    **options: Unpack[CellOptions],
 ) -> Result:
     """Add each layer's vector to the stream, times each coefficient, and measure: `result.values[layer, coefficient]`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -22,11 +22,20 @@ from hookline.experiments.circuits.feature_runs import (
 from hookline.experiments.circuits.masked_runs import MaskedRuns
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.labels import about
-from hookline.experiments.core.measure import Options, Reader, check_per_example, is_one_for_all, metric_values, packed
+from hookline.experiments.core.measure import (
+    ExampleOptions,
+    Options,
+    Reader,
+    check_per_example,
+    is_one_for_all,
+    metric_values,
+    packed,
+)
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines
 from hookline.experiments.edges import EdgeScores
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
+from hookline.functions.options import lists
 from hookline.model import HookedModel
 from hookline.progress import progress_bar
 from hookline.sae.splice import Autoencoders
@@ -37,6 +46,7 @@ Mask: TypeAlias = Bool[Tensor, "*unit place"]
 """Which edges (receiver, sender) or features are in a circuit, at each position or at all."""
 
 
+@lists(ExampleOptions, Options)
 def faithfulness(
     model: HookedModel,
     clean: Prompt,
@@ -48,7 +58,7 @@ def faithfulness(
     method: Method = "top",
     by: By = "abs",
     saes: Autoencoders | None = None,
-    **options: Any,
+    **options: Unpack[ExampleOptions],
 ) -> Result:
     """The metric of circuits of several sizes, between that of the corrupted run (0) and of the clean run (1).
 
