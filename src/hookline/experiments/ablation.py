@@ -28,7 +28,7 @@ from hookline.experiments.core.sweep import (
     sweep_points,
 )
 from hookline.experiments.result import Cell, Result, TopCells
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.changes import adds_up
 from hookline.rerun.strategy import stream_names

@@ -40,7 +40,7 @@ from hookline.experiments.core.sweep import (
 )
 from hookline.experiments.patching import Direction, check_patch_direction, into
 from hookline.experiments.result import BASELINES, Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 
 __all__ = ["attribution_patching"]

@@ -21,7 +21,7 @@ from hookline.experiments.core.replacements import Method, Replacement
 from hookline.experiments.core.sweep import Grid, SweepPoints, axis_index, sweep_points
 from hookline.experiments.metrics import Accuracy
 from hookline.experiments.result import Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.pages.text_tables import table
 from hookline.text.outliers import Outliers

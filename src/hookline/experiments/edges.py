@@ -29,7 +29,7 @@ from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.paths import Node
 from hookline.experiments.result import BASELINES, Result, TopCells
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant

@@ -32,7 +32,7 @@ from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, check_patch_direction, into
 from hookline.experiments.paths import Node
 from hookline.experiments.result import Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.sae.splice import Autoencoders
 

@@ -26,7 +26,7 @@ from hookline.experiments.core.sweep import (
 )
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.image_inputs import in_one_row
 from hookline.residual import ModelCache

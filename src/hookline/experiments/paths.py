@@ -20,7 +20,7 @@ from hookline.experiments.core.prompts import Prompt
 from hookline.experiments.core.sweep import Grid, Values, sweep_points
 from hookline.experiments.patching import Direction, both_runs, check_patch_direction, into
 from hookline.experiments.result import Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import RowChange, Variant, index_of, write_all

@@ -20,7 +20,7 @@ from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompt
 from hookline.experiments.core.sweep import sweep_points
 from hookline.experiments.logit_lens import MEASURES, Measure, shown_token
 from hookline.experiments.result import Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.pages.text_tables import table
 from hookline.text.at_positions import at

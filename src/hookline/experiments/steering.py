@@ -30,7 +30,7 @@ from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, layer_numb
 from hookline.experiments.metrics import KL, Loss
 from hookline.experiments.result import Result, TopCells
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline

@@ -18,7 +18,7 @@ from hookline.experiments.core.prompts import Prompts, baselines, prompt_positio
 from hookline.experiments.core.sweep import CellBuilder, Grid, Key, SweepPoints, make_cells, sweep_points
 from hookline.experiments.metrics import as_metric, prob
 from hookline.experiments.result import Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.text.image_tokens import image_token_id

@@ -35,7 +35,7 @@ from hookline.experiments.core.prompts import Prompt, Prompts, baselines
 from hookline.experiments.edges import EdgeScores
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.progress import progress_bar
 from hookline.sae.splice import Autoencoders

@@ -17,7 +17,7 @@ from hookline.experiments.images.placed import place_image
 from hookline.experiments.images.placed import positions as positions_of
 from hookline.experiments.patching import Direction, both_runs, check_patch_direction
 from hookline.experiments.result import Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.vision.grid import Box

@@ -26,7 +26,7 @@ from hookline.experiments.jacobian.windows import windows_of
 from hookline.experiments.logit_lens import MEASURES, LensTokens, Measure, shown_token, top_tokens
 from hookline.experiments.result import Result
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
 from hookline.progress import progress_bar

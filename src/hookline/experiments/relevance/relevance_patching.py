@@ -23,7 +23,7 @@ from hookline.experiments.patching import Direction, into
 from hookline.experiments.relevance.difference_rules import DifferenceRules
 from hookline.experiments.relevance.relevance_rules import Attention, Rules
 from hookline.experiments.result import Result
-from hookline.functions.options import lists
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}

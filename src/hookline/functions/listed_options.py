@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 from hookline.errors import HooklineError
 
+_MANY = 12
+"""As many options are not listed in a message."""
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -54,5 +57,6 @@ def check_names(function: str, names: Iterable[str], options: Iterable[str]) -> 
     for name in names:
         if name not in option_list:
             near = get_close_matches(name, option_list, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(option_list)}"
+            short = ", ".join(option_list) if len(option_list) < _MANY else f"those that help({function}) lists"
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {short}"
             raise HooklineError(f"{function} has no option {name!r}: {hint}")
