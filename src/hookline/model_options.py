@@ -17,7 +17,7 @@ from hookline.text.chats import Messages
 from hookline.text.token_positions import Positions
 from hookline.text.tokenizer import Side
 from hookline.types import Filter, HookList, OnError
-from hookline.vision.images import Images
+from hookline.vision.images import ImageLike, Images
 
 ReturnType: TypeAlias = Literal["logits", "loss", "both", "output"] | None
 
@@ -33,7 +33,6 @@ class ForwardInputs(TypedDict, total=False):
     """The keyword inputs of models of transformers."""
 
     input_ids: Tensor | None
-    attention_mask: Tensor | None
     inputs_embeds: Tensor | None
     position_ids: Tensor | None
     token_type_ids: Tensor | None
@@ -67,6 +66,7 @@ class ForwardInputs(TypedDict, total=False):
 class PromptOptions(ForwardInputs, total=False):
     """How a prompt becomes inputs."""
 
+    attention_mask: Tensor | None
     images: Images | None
     prepend_bos: bool | None
     padding_side: Side | None
@@ -114,9 +114,16 @@ class CacheOptions(RecordOptions, total=False):
     local: bool
 
 
+class LastLogitsOptions(ForwardInputs, total=False):
+    """The options of `last_logits`."""
+
+    decoder_input: Input
+
+
 class SamplingOptions(ForwardInputs, total=False):
     """What chooses and ends a text: options of transformers' `generate`, and the model's inputs."""
 
+    attention_mask: Tensor | None
     prepend_bos: bool | None
     do_sample: bool | None
     temperature: float | None
@@ -194,6 +201,20 @@ class GenerationCacheOptions(GenerateOptions, total=False):
     names_filter: Filter
     device: torch.device | str | None
     dtype: torch.dtype | None
+
+
+class ExploreOptions(TypedDict, total=False):
+    """The options of `model.explore`: see `explore.explore`."""
+
+    images: Sequence[ImageLike]
+    other_images: Sequence[ImageLike]
+    server: bool | None
+    port: int
+    browser: bool
+    height: int
+    name: str | None
+    saes: Any
+    store: Any
 
 
 class CompileKeywords(TypedDict, total=False):

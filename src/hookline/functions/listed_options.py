@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from hookline.errors import HooklineError
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _MANY = 12
 """As many options are not listed in a message."""
 
@@ -24,17 +25,23 @@ def option_names(options: type) -> list[str]:
     return list(options.__annotations__)
 
 
-def lists(options: type, defaults: object = None) -> Callable[[_Function], _Function]:
+def lists(
+    options: type, defaults: object = None, *, args_of: Callable[..., Any] | None = None
+) -> Callable[[_Function], _Function]:
     """List the options of a TypedDict in the signature of a function whose `**options` they are.
 
-    `defaults` has a default as an attribute of that name; without one it is None.
+    `defaults` has a default as an attribute of that name; without one it is None. A function that passes its `*args` on
+    to `args_of` gets its positional parameters.
     """
 
     def listed(function: _Function) -> _Function:
         signature = inspect.signature(function)
-        plain = [
-            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
-        ]
+        plain = [parameter for parameter in signature.parameters.values() if parameter.kind not in _VARIADIC]
+        if args_of is not None:
+            passed_on = inspect.signature(args_of).parameters.values()
+            positional = [parameter for parameter in passed_on if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+            plain = [*positional, *(parameter for parameter in plain if parameter.kind is parameter.KEYWORD_ONLY)]
+        names = {parameter.name for parameter in plain}
         more = [
             inspect.Parameter(
                 name,
@@ -43,7 +50,7 @@ def lists(options: type, defaults: object = None) -> Callable[[_Function], _Func
                 annotation=getattr(kind, "__forward_arg__", kind),
             )
             for name, kind in options.__annotations__.items()
-            if name not in signature.parameters
+            if name not in names
         ]
         function.__signature__ = signature.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
         return function
