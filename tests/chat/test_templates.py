@@ -77,13 +77,13 @@ def test_a_thinking_section_that_the_template_adds_is_left_out(model) -> None:
 
 def test_a_template_that_changes_the_letters_is_refused(model) -> None:
     model.tokenizer.chat_template = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
-    with pytest.raises(HooklineError, match="turns cannot be found"):
+    with pytest.raises(HooklineError, match="turns cannot"):
         columns_in(turn(USER), model.module, tokens_of(model, [message(USER, "Hello")]))
 
 
 def test_roles_that_the_template_rejects(model) -> None:
     model.tokenizer.chat_template = FAMILIES["llama 2, system merged into the first user turn"]
-    with pytest.raises(HooklineError, match="roles must alternate"):
+    with pytest.raises(HooklineError, match="alternate"):
         model([message(USER, "Hello"), message(USER, "Hello")])
 
 

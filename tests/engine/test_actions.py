@@ -1,4 +1,4 @@
-"""Reading and editing at every kind of point."""
+"""Reading and editing at every kind of point, and a new kind of action."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,12 @@ import pytest
 import torch
 from networks import MLP, fill, zero
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutput
 
 import hookline
 from hookline import HookError, HooklineError
+from hookline.engine import HookPoint, PointAction, Record, Run
 from hookline.errors import InvalidHookError, UnavailablePointError
 
 
@@ -338,3 +340,51 @@ def test_a_misspelt_option_does_not_reach_a_model_that_takes_anything(x) -> None
     with pytest.raises(HooklineError, match="'incl_bwd'"):
         net.cache(x, incl_bwd=True)
     assert torch.equal(net.run_with_hooks(x, labels=3), x)
+
+
+class CountCalls(PointAction):
+    """Counts how often the model computes the value of its point."""
+
+    only_reads, is_replayed, phase = True, False, Record.phase
+
+    def __init__(self, point: HookPoint) -> None:
+        super().__init__(point)
+        self.calls = 0
+
+    def act(self, value):
+        self.calls += 1
+        return value
+
+
+class Repeating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return checkpoint(lambda h: self.fc(self.fc(h)), x, use_reentrant=False)
+
+
+def test_a_new_kind_of_action_counts_calls_by_the_model(x) -> None:
+    """Not those of one call only, those by hooks, and those of a region that recomputes."""
+    module = Repeating()
+    model = hookline.hook(module)
+    counters = [CountCalls(model.point(name)) for name in ("fc", "fc#1", "output", "fc.input")]
+
+    def calls_the_model(h):
+        module.fc(h)
+        return h * 2
+
+    x = x.clone().requires_grad_()
+    with model.hooks([("output", calls_the_model)]), Run(module, counters):
+        model(x).sum().backward()
+    assert [counter.calls for counter in counters] == [2, 1, 1, 2]
+
+
+def test_an_action_that_never_fired_is_named(x) -> None:
+    model = hookline.hook(nn.Sequential(nn.Linear(4, 4)))
+    with (
+        pytest.warns(hookline.NeverFiredWarning, match="CountCalls at '0'"),
+        Run(model.module, [CountCalls(model.point("0"))]),
+    ):
+        pass

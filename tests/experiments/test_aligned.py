@@ -246,7 +246,7 @@ def test_as_many_tokens_in_both_prompts(tinyworld) -> None:
             return (span.tokens == tinyworld.to_single_token(",")).cpu() & span.real()
 
     prompts = (["Tom, Anna, Paul and Kate"], ["Tom, Anna and Kate"])
-    with pytest.raises(HooklineError, match="is 2 tokens in prompt 0"):
+    with pytest.raises(HooklineError, match="prompt 0"):
         patching.sweep(tinyworld, *prompts, metrics.logit_diff(" Mary", " John"), positions=[Commas()])
 
 
@@ -283,5 +283,5 @@ def test_lenses_read_each_position(tinyworld, per_example) -> None:
         assert parts.info["bias"].axes == ("pos",)
         assert lens.axes == ("layer", "pos")
     assert logit_lens.logit_lens(tinyworld, CLEAN, positions=_FirstTokens(2)).coords["pos"] == [0, 1]
-    with pytest.raises(HooklineError, match="in prompt 0, but one position"):
+    with pytest.raises(HooklineError, match="prompt 0"):
         logit_lens.logit_lens(tinyworld, CLEAN, positions=[_FirstTokens(2)])

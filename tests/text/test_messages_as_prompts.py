@@ -125,7 +125,7 @@ def test_metrics_read_positions_by_meaning(model) -> None:
     ]
     assert torch.equal(values[0], values[1])
     assert torch.equal(values[0], values[2])
-    with pytest.raises(HooklineError, match="5 positions in prompt 0"):
+    with pytest.raises(HooklineError, match="5 positions"):
         experiments.patching.sweep(
             model, FRANCE, other, experiments.metrics.log_prob(" Paris", pos=turn("user")), points="resid_post"
         )

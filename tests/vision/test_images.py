@@ -427,7 +427,7 @@ def test_messages_with_images(name) -> None:
         answer = model.generate(messages, 2, do_sample=False)
         assert isinstance(answer, str)
         assert model.generate([messages, messages], 2, do_sample=False) == [answer, answer]
-    with pytest.raises(HooklineError, match="leave out images"):
+    with pytest.raises(HooklineError, match="images"):
         model(messages, images=[image])
 
 

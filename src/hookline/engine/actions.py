@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from weakref import WeakMethod, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from hookline.engine import passes
-from hookline.engine._gradients.checkpointing import is_first_run, keep_for_second_run
-from hookline.engine._memory.outside import OwnedTensors, begin_sharing, end_sharing
+from hookline.engine._gradients.checkpointing import keep_for_second_run
 from hookline.engine._recording.deferred import Deferred
 from hookline.engine._torch.thread_state import set_grad_enabled
 from hookline.engine.calls import Count
 from hookline.engine.formulas import deferred
-from hookline.engine.order import Kind, Phase, Turn
+from hookline.engine.order import Phase, Turn
 from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Step
-from hookline.engine.taps import Tap, tap_on
+from hookline.engine.taps import Tap
 from hookline.errors import HooklineError, UnavailablePointError
-from hookline.functions.signatures import parameters_of
 from hookline.values.structures import NoTensorError
 
 if TYPE_CHECKING:
@@ -45,13 +42,15 @@ class Action:
     stage: int = 0
     phase: ClassVar[Phase] = Phase.EDIT
     is_late: ClassVar[bool] = False
+    """Whether it waits behind the torch hooks of others."""
     only_reads: ClassVar[bool] = False
+    """Whether it never changes the value: nothing is prepared for an edit."""
     is_replayed: ClassVar[bool] = True
-    """Whether it is done again when a checkpointed region recomputes."""
+    """Whether it is done again when a checkpointed region recomputes. Not what counts or keeps something."""
     is_helper: ClassVar[bool] = False
     """Whether it is there for other actions only, and does nothing to a value that it passes on."""
-    can_wait: bool = False
-    """Whether it also takes a value that is not computed yet: see `deferred.py`."""
+    takes_deferred: bool = False
+    """Whether it also takes a value that is not computed yet: see `_recording/deferred.py`."""
     dir: ClassVar[Literal["fwd", "bwd"]] = "fwd"
 
     module: nn.Module
@@ -74,15 +73,17 @@ class Action:
         """Whether it belongs to a run. If not, it stays until it is removed."""
         return self.owner is not None
 
+    # In a run: `begin` where its block is entered, the action itself for each value that passes, `settle` at the end.
+
     def begin(self) -> None:
         """Prepare for a run that it belongs to."""
         self.fired, self.why_not = False, None
 
     def end_pass(self) -> None:
-        """A forward pass has ended, normally or not."""
+        """A forward pass has ended, normally or not. Called for actions on gradients only."""
 
     def settle(self) -> None:
-        """The run has ended."""
+        """The run has ended normally."""
 
     def refuse(self, why: str) -> None:
         """The model turned out not to compute what it is about."""
@@ -93,107 +94,25 @@ class Action:
             steps.append(self)
 
     def __call__(self, value: Any) -> Any:
-        """Return the value to continue with."""
+        """Return the value to continue with: the one that it got, if it only reads."""
         raise NotImplementedError
 
 
-class Begin(Action):
-    """At the input of the root module: begins a forward pass, in which calls are counted from 0."""
-
-    turn = Turn.BEGIN
-    is_replayed = False
-    is_helper = True
-
-    def __init__(self, root: nn.Module, held: Callable[[], OwnedTensors] | None) -> None:
-        super().__init__(prepend=True)
-        self.module, self.tap, self._held = root, tap_on(root, Kind.INPUT), held
-
-    def __call__(self, value: Any) -> Any:
-        """Begin the pass."""
-        self.fired = True
-        self.count.here().begin(self.tap, self.module)
-        pass_state.starts_with_grad = torch.is_grad_enabled() or is_first_run()
-        begin_sharing(self.module, value, self._held)
-        passes.text().begin(self.module, by_name(self.module, value))
-        return value
-
-
-def by_name(module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
-    """The arguments of a call by the names of the parameters."""
-    args, kwargs = given
-    return dict(zip(parameters_of(module)[0], args, strict=False)) | kwargs
-
-
-class BeginEncoder(Action):
-    """At the input of an encoder, which `generate` runs before the model itself: notes its text."""
-
-    turn = Turn.BEGIN
-    is_replayed = False
-
-    def __init__(self, root: nn.Module, encoder: nn.Module) -> None:
-        super().__init__(prepend=True)
-        self.root, self.module, self.tap = root, encoder, tap_on(encoder, Kind.INPUT)
-
-    def __call__(self, value: Any) -> Any:
-        """Note the text, unless the whole model is running and has noted it."""
-        if not self.count.here().is_on():
-            passes.text().begin_encoder(self.root, by_name(self.module, value))
-        return value
-
-
-class End(Action):
-    """At the end of the root module's call, even if it raised: ends the forward pass."""
-
-    phase = Phase.BOUND
-    is_replayed = False
-    is_helper = True
-
-    def __init__(self, root: nn.Module, after: WeakMethod[Callable[[], None]] | None) -> None:
-        super().__init__()
-        self.module, self.tap, self._after = root, tap_on(root, Kind.END), after
-
-    def __call__(self, value: Any) -> Any:
-        """End the pass."""
-        calls = self.count.here()
-        has_succeeded = calls.raised() is None  # a hook at the output may have raised: there is a value then, too
-        calls.end()
-        if not calls.is_on():
-            pass_state.forward_pass = None  # a module that is called by itself after this pass has no text
-        pass_state.starts_with_grad = True  # as far as is known of modules that are called by themselves now
-        end_sharing()
-        if self._after is not None and not calls.is_on() and (after := self._after()) is not None:
-            after()
-        if self.is_in_run:
-            if (run := self.run) is not None:
-                run.end_forward(has_succeeded=has_succeeded)
-        elif (failure := calls.failure) is not None:
-            calls.failure = None
-            if has_succeeded:  # the model caught the error of a hook
-                raise failure
-        return value
-
-
-def bounds(
-    root: nn.Module,
-    after: WeakMethod[Callable[[], None]] | None = None,
-    held: Callable[[], OwnedTensors] | None = None,
-) -> list[Action]:
-    """The actions that begin and end a forward pass of the whole model, the beginning first.
-
-    `held` returns `held_in(root)`, faster than a walk over all modules.
-    `after` is called when the pass has ended; a weak reference, because its owner holds these actions.
-    """
-    config = getattr(root, "config", None)
-    if not getattr(config, "is_encoder_decoder", False) or not hasattr(root, "get_encoder"):
-        return [Begin(root, held), End(root, after)]
-    encoder = root.get_encoder()  # type: ignore[operator]
-    # Some models are their own encoder.
-    more = [BeginEncoder(root, encoder)] if isinstance(encoder, nn.Module) and encoder is not root else []
-    return [Begin(root, held), End(root, after), *more]
-
-
 class PointAction(Action):
-    """An action at a point: it sees the value through the point's lens."""
+    """An action at a point: it sees the value through the point's lens.
+
+    A new kind of action defines `act`, which is called when the model computes the value of the point:
+
+        class Count(PointAction):
+            only_reads, is_replayed, phase = True, False, Record.phase  # after all edits at the point
+
+            def act(self, value):
+                self.calls += 1
+                return value
+
+        with Run(model.module, [Count(model.point("fc"))]):
+            model(x)
+    """
 
     must_fire = True
     """Whether it is a mistake if its module is not called, or has no tensor there."""
@@ -214,8 +133,21 @@ class PointAction(Action):
         """Whether its module works in place."""
         return bool(getattr(self.module, "inplace", False))
 
+    def __call__(self, value: Any) -> Any:
+        """Act, unless a hook called the module, or the point is for another call of it."""
+        if pass_state.hooks and self.count.here().is_below_hook():
+            return value
+        if self.point.only is not None and not self.is_for_this_call():
+            return value
+        self.fired = True
+        return self.act(value)
+
+    def act(self, value: Any) -> Any:
+        """Return the value to continue with."""
+        raise NotImplementedError
+
     def call(self) -> int | None:
-        """The number of the current call of its module; None where calls are not counted."""
+        """The number, from 0, of the current call of its module; None where calls are not counted."""
         if pass_state.is_recomputing:
             return 0 if self.times == 1 else UNKNOWN
         return self.count.of(self.tap)
@@ -267,7 +199,7 @@ class Record(PointAction):
         if can_be_early and hooked is not None and not (self.module in hooked or self.needs[0].module in hooked):
             self.module, self.tap, self.turn = self.needs[0].module, self.needs[0].last_tap(), Turn.DERIVE
         self.must_fire = not recorder.skips_missing
-        self.can_wait = recorder.defers
+        self.takes_deferred = recorder.defers
 
     def __call__(self, value: Any) -> Any:
         """Keep the activation; the value continues unchanged."""
@@ -276,7 +208,7 @@ class Record(PointAction):
         if self.point.only is not None and not self.is_for_this_call():
             return value
         try:
-            x = self._later(value) if self.can_wait else self._now(value)
+            x = self._later(value) if self.takes_deferred else self._now(value)
         except NoTensorError as error:
             if self.recorder.skips_missing:
                 self.recorder.miss(self.point.name)

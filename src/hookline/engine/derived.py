@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Derived(Formula):
-    """A formula whose edits are remembered."""
+    """A formula whose edits are applied as differences, so that an identity edit changes no bit, and remembered."""
 
     can_wait = False
 

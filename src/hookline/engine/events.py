@@ -3,7 +3,8 @@
 torch calls a module, and with it the tap on that event
   Listener.__call__   notes the arguments of the call, and pauses interception
     flow              finds the runs of this thread that listen here, and counts the call
-      step, step, …   the actions of those runs at this event, in the order that `order.py` states
+      step, step, …   the actions of those runs at this event, in the order that `order.py` states; that of an edit is
+                      made by `composed`, with what its options ask for around it
         edit          lends the activation to a hook, and sends on what the hook made of it
           call_hook   calls the user's function
 """
@@ -55,7 +56,7 @@ class Listener:
         self.users: set[int] = set()
         self.permanent: tuple[Schedule, ...] = ()
         self.alone: tuple[Schedule, ...] | None = None
-        """The runs of a thread in which nothing is done here but a capture."""
+        """The value of `active` under which only `capture` acts here; None if others do."""
         self.capture: Callable[[Any], None] = ignore
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
@@ -135,6 +136,7 @@ def edit(action: Edit, value: Any) -> Any:
         if not action.must_fire:
             return value
         raise action.nothing_there(error) from error
+    # A snapshot is lent: a differentiable copy-on-write clone, to which a hook may write even where `x` is a leaf.
     given: Any  # the only reference to it besides those of the hook
     given, kept = action.lend(x)
     action.fired = True

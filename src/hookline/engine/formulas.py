@@ -8,7 +8,7 @@ by itself, so each way of running gets what is needed where, and when, it has it
     as it runs       now, from what this pass saved                    `Formula.get`, `Formula.put`
     deferred         when it is read, from snapshots                   `deferred`
     recorded         the same, with the snapshots of a planned run     `_recording/captures.py`
-    compiled         in the graph, from what the graph saved           `compiled/traced_lenses.py`
+    compiled         in the graph, from what the graph saved           `compiled/traced_lenses.py`, if `can_trace`
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from hookline.engine._recording.deferred import Deferred, kept
 from hookline.engine.lenses import Lens, is_root, parts_of
 from hookline.engine.pass_state import Saved, pass_state
+from hookline.errors import UnavailablePointError
 from hookline.values.structures import NoTensorError
 
 if TYPE_CHECKING:
@@ -31,7 +32,11 @@ Need: TypeAlias = "Site | Callable[[], float] | float"
 
 
 class Formula:
-    """A lens on a tensor that is computed from the one that passes, and from what `needs` names."""
+    """A lens on a tensor that is computed from the one that passes, and from what `needs` names.
+
+    Those of language models are in `transformer/layout_lenses.py`. A subclass that is a dataclass has its needs as a
+    field without a default: `needs: tuple[Site] = field()`.
+    """
 
     needs: tuple[Need, ...] = ()
     needs_all: ClassVar[bool] = True
@@ -44,13 +49,14 @@ class Formula:
     def compute(self, x: Any, *needed: Any) -> Tensor:
         """Return the tensor. Nothing is written to.
 
-        What is deferred keeps this method: it is a static one if the formula refers to a site, and so to a module.
+        A deferred activation in a cache holds this function. If the formula refers to a site, and so to a module, it is
+        a static method: a bound one would hold the module, too.
         """
         raise NotImplementedError
 
-    def restore(self, x: Any, tensor: Tensor, *needed: Any) -> Any:
+    def restore(self, x: Any, tensor: Tensor, *needed: Any) -> Any:  # noqa: ARG002 (those that can be edited use them)
         """Return `x` as it has to be for `compute` to return `tensor`."""
-        raise NotImplementedError
+        raise UnavailablePointError(f"{type(self).__name__} can be read, but not edited: it has no restore")
 
     def get(self, value: Any) -> Tensor:
         """Return the tensor, from what this pass has saved."""

@@ -175,7 +175,7 @@ class Edit(HookAction):
             self.only_at(hook)
 
     def renew(self, hook: Callable[..., Any] | None, style: str = "") -> None:
-        """Act for another function with that `call_style`, as if made for it: see `ready.py`."""
+        """Act for another function with that `call_style`, as if made for it: see `_recording/ready.py`."""
         self.hook, self.invoke = hook, _no_hook if hook is None else called_in_style(hook, style)
         self.has_edited = self.has_passed_on = self._has_warned = False
         self.times = 0

@@ -7,7 +7,8 @@ itself unchanged. Every lens obeys three laws, and the tests check them for each
     put(value, get(value)) == value
     put(put(value, a), b) == put(value, b)
 
-Those here find a tensor of the model in the value. `formulas.py` has lenses that compute another one from it.
+Those here find a tensor of the model in the value. `formulas.py` has lenses that compute another one from it; for these
+the laws hold up to rounding, and for tensors that they can compute.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """An event of a module. Kinds after the first three happen inside the module while it runs: see `inner.py`."""
+    """An event of a module. Kinds after the first three happen inside it, while it runs: see `_inner/inner.py`."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -32,15 +32,15 @@ class Kind(Enum):
 class Turn(IntEnum):
     """The order of actions at one event. Actions of one turn are taken in the order in which they were added."""
 
-    CALLERS_TENSORS = auto()  # the caller gets back its own tensors, before any hook sees the output
-    BEGIN = auto()  # a forward pass begins; values derived from an earlier tensor are dropped
-    EFFECT = auto()  # an edit made at an earlier event takes effect
+    CALLERS_TENSORS = auto()  # ReturnOriginals: the caller gets back its own tensors, before any hook sees the output
+    BEGIN = auto()  # Begin, Forget: a forward pass begins; values derived from an earlier tensor are dropped
+    EFFECT = auto()  # Effect: an edit made at an earlier event takes effect
     ENTER = auto()  # rows or a residual stream enter at the input of a layer
     AT_POINTS = auto()  # hooks and caches: by `Site.stage` along the data flow, then by `Phase`
     LEAVE = auto()  # rows enter at the output of a layer
-    KEEP = auto()  # the value is saved for points at later events
+    KEEP = auto()  # Stash: the value is saved for points at later events
     DERIVE = auto()  # what depends on nothing else is recorded already, if no hook can change it until its own event
-    SEND = auto()  # the arguments that the module is called with are noted
+    SEND = auto()  # Send: the arguments that the module is called with are noted
 
 
 class Phase(IntEnum):

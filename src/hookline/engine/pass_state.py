@@ -45,9 +45,9 @@ class PassState(threading.local):
         self.originals: Sequence[Any] = ()
         """The caller's own tensors and containers, in whose place that module got others."""
         self.sent: dict[int, Any] = {}
-        """Tensors that replaced the caller's: see `aliases.py`."""
+        """Tensors that replaced the caller's: see `_memory/aliases.py`."""
         self.copies: dict[int, Any] = {}
-        """Lists and dicts that did: see `containers.py`."""
+        """Lists and dicts that did: see `_memory/containers.py`."""
         self.saved: dict[Site, Saved] = {}
         """What passed at earlier events, for points that need it."""
         self.edited: dict[Derived, tuple[Tensor, Tensor]] = {}

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 class Site:
     """Where a point is: an event of a module, and the lens that finds the tensor in its value.
 
-    `effects` are where an edit takes effect, if not there; `stage` orders the points of one event along the data flow.
+    `effects` are where an edit takes effect, if not there. `stage` orders the points of one event along the data flow:
+    0 is the value itself, below 0 what it is made of, above 0 what is made of it.
     """
 
     module: nn.Module

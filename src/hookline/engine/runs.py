@@ -28,6 +28,7 @@ from hookline.engine._reports.reports import (
 )
 from hookline.engine._sharding.comparing import Compare, CompareInputs
 from hookline.engine._sharding.split_values import processes
+from hookline.engine._staying.pass_bounds import bounds
 from hookline.engine._staying.permanent import PermanentHooks
 from hookline.engine._staying.registration import Registration
 from hookline.engine._torch.hooks_on_modules import hooks_after, hooks_before
@@ -35,7 +36,7 @@ from hookline.engine._torch.interrupts import cover_entry
 from hookline.engine._torch.mode_stacks import count_function_modes
 from hookline.engine._undo.blocks import UndoBlock
 from hookline.engine._undo.modes import remove_ended
-from hookline.engine.actions import Action, PointAction, bounds, numbers
+from hookline.engine.actions import Action, PointAction, numbers
 from hookline.engine.helpers import with_needs
 from hookline.engine.hook_actions import HookAction
 from hookline.engine.order import Kind

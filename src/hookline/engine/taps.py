@@ -118,7 +118,7 @@ def has_foreign_hooks(module: nn.Module, kind: Kind) -> bool:
 
 
 def _is_ours(hook: Any) -> bool:
-    """Whether it is a tap, a hook that `inner.py` puts around a module, or one of a compiled run."""
+    """Whether it is a tap, a hook that `_inner/inner.py` puts around a module, or one of a compiled run."""
     module = getattr(getattr(hook, "func", hook), "__module__", None) or ""
     return type(hook) is Tap or module.startswith(("hookline.engine.", "hookline.compiled."))
 

@@ -180,7 +180,7 @@ class Added(Formula):
     @staticmethod
     def compute(x: Tensor, base: Tensor) -> Tensor:
         if base.shape != x.shape:
-            raise NoTensorError(f"shape {list(x.shape)} cannot be what is added to shape {list(base.shape)}")
+            raise NoTensorError(f"shape {list(x.shape)} cannot be added to shape {list(base.shape)}")
         return base + x
 
     @staticmethod

@@ -33,15 +33,22 @@ _ATTENDED_TO = ("cross_attn.hook_k", "cross_attn.hook_v", "cross_attn.hook_rot_k
 _IN_LAYER = re.compile(r"(?P<stack>[a-z_.]+)\.(?P<layer>\d+)\.(?P<point>.+)")
 
 
-def classic_points(anatomy: Anatomy) -> Iterator[PointSpec]:
+def classic_points(anatomy: Anatomy) -> list[PointSpec]:
     """All points in firing order; those that failed verification on this architecture have no site."""
     failures = unproved().get(anatomy.kind, {})
-    for spec in _all_points(anatomy):
-        kind = kind_of(spec.name)
-        if spec.site is not None and kind in failures:
-            yield spec.missing(f"it fails verification on this architecture: {failures[kind]}")
-        else:
-            yield spec
+    specs = [_verified(spec, failures) for spec in _all_points(anatomy)]
+    if any(spec.site is not None and kind_of(spec.name) != "hook_tokens" for spec in specs):
+        return specs
+    # The tokens alone say nothing of a model: it has native points instead.
+    why = "no other point passes verification on this architecture"
+    return [spec if spec.site is None else spec.missing(why) for spec in specs]
+
+
+def _verified(spec: PointSpec, failures: Mapping[str, str]) -> PointSpec:
+    kind = kind_of(spec.name)
+    if spec.site is None or kind not in failures:
+        return spec
+    return spec.missing(f"it fails verification on this architecture: {failures[kind]}")
 
 
 @cache

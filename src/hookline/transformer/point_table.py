@@ -24,7 +24,8 @@ class PointRow:
 
     name: str
     axes: str
-    """b batch, p position, k key position, h heads, g key/value heads, e d_head, d d_model, m d_mlp, V vocabulary."""
+    """b batch, p position, k key position, h heads, g key/value heads, e d_head, d d_model, m d_mlp, V vocabulary, E
+    experts, K chosen experts, 1 an axis of size 1."""
     short: tuple[str, ...] = ()
     """Shorthands, as in `("q", 5)` and `"q5"`."""
     bridge: tuple[str, ...] = ()
@@ -36,7 +37,7 @@ class PointRow:
     site: FindSite | None = None
     """Returns the site, for a point that `sites.py` does not generate."""
     after: str = ""
-    """The point that fires just before it, for a point with its own `site`."""
+    """The point that fires just before it, for a point with its own `site`: one that `sites.py` generates."""
 
 
 def _rows() -> Iterator[PointRow]:
@@ -113,6 +114,8 @@ class PointTable(dict[str, PointRow]):
 
     def add(self, row: PointRow) -> None:
         """Add a point."""
+        if row.site is not None and (row.after not in self or self[row.after].site is not None):
+            raise ValueError(f"{row.name} has its own site, so after= must be a point of sites.py, not {row.after!r}")
         self[row.name] = row
         if not row.name.startswith(("cross_attn.", "ln")):
             self.by_shorthand |= dict.fromkeys(row.short, row.name)

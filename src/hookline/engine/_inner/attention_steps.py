@@ -315,7 +315,7 @@ class AttentionSteps(FunctionInterceptor):
 
     def _defer(self, call: FusedCall, waiting: list[Any]) -> bool:
         """Pass on what computes the scores and the pattern later. Returns whether everybody can wait for that."""
-        if not all(action.can_wait for action in waiting):
+        if not all(action.takes_deferred for action in waiting):
             return False
         scores = call.scores_later(self.lengths)
         if scores is not None:

@@ -70,7 +70,8 @@ def _warn(head: str, lines: list[str]) -> None:
 
 def _label(action: PointAction) -> str:
     hook = getattr(action, "hook", None)
-    return f"{'the cache' if hook is None else describe(hook)} at {action.point.name!r}"
+    kind = "the cache" if hasattr(action, "recorder") else type(action).__name__
+    return f"{kind if hook is None else describe(hook)} at {action.point.name!r}"
 
 
 def _reason(action: PointAction, *, has_run: bool) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from hookline.engine._sharding.split_values import processes
-from hookline.engine.actions import Action, by_name
+from hookline.engine._staying.pass_bounds import by_name
+from hookline.engine.actions import Action
 from hookline.engine.order import Kind, Phase, Turn
 from hookline.engine.taps import tap_on
 

@@ -15,8 +15,9 @@ from hookline.engine._compiler.untraced import leave_compiled_code, untraced
 from hookline.engine._reports.reports import missed_by
 from hookline.engine._sharding.comparing import Compare, CompareInputs
 from hookline.engine._sharding.split_values import processes
+from hookline.engine._staying.pass_bounds import bounds
 from hookline.engine._undo.blocks import UndoBlock, run_twice_on_interrupt
-from hookline.engine.actions import Action, bounds
+from hookline.engine.actions import Action
 from hookline.engine.calls import Calls, Count, running_modules
 from hookline.engine.derived import Effect
 from hookline.engine.helpers import Send, with_needs
