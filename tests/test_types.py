@@ -9,9 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 import hookline
 from hookline import HooklineError
+from hookline.errors import HooklineDeprecationWarning
 from hookline.experiments.core.measure import CellOptions, Options
 from hookline.functions.listed_options import lists, option_names
 
@@ -93,7 +95,8 @@ def test_the_listed_options_of_compile_are_those_it_takes() -> None:
     assert {name: listed[name].default for name in taken} == {name: taken[name].default for name in taken}
 
 
-def test_a_misspelled_option_raises_before_anything_runs(tinyworld) -> None:
+def test_a_misspelled_option_raises_before_anything_runs() -> None:
+    tinyworld = hookline.load("tinyworld")
     ran = []
     with tinyworld.hooks([("blocks.0.hook_resid_pre", lambda x: ran.append(x))]), pytest.raises(HooklineError) as info:
         tinyworld.generate("Mary went", max_tokns=3)
@@ -113,3 +116,51 @@ def test_options_are_listed_after_the_parameters() -> None:
     assert list(parameters) == ["model", "batch_size", "progress", "per_example", "resume"]
     assert parameters["batch_size"].default == 4
     assert parameters["progress"].default is True
+
+
+class Wide(torch.nn.Module):
+    """A network with more layers than are listed, and a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(150):
+            setattr(self, f"layer_{number}", torch.nn.Linear(2, 2))
+
+    def encode(self, x):
+        return self.layer_0(x)
+
+
+@pytest.mark.parametrize("name", ["tinyworld", "tinysight", "plain", "wide"])
+def test_dir_lists_what_people_type(name: str) -> None:
+    networks = {"plain": lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), "wide": Wide}
+    model = hookline.hook(networks[name]()) if name in networks else hookline.load(name)
+    names = [listed for listed in dir(model) if not listed.startswith("_")]
+    assert len(names) <= 100
+    assert {"run_with_cache", "run_with_hooks", "hooks", "points", "module", "to", "eval"} <= {*names}
+    assert all(hasattr(model, listed) for listed in names)
+    assert "register_forward_hook" not in names
+    assert callable(model.register_forward_hook)
+
+
+def test_dir_lists_the_parts_and_methods_of_the_users_class() -> None:
+    network = torch.nn.Module()
+    network.fc1 = torch.nn.Linear(2, 2)
+    assert "fc1" in dir(hookline.hook(network))
+    narrow = type("Narrow", (torch.nn.Module,), {"encode": Wide.encode})()
+    assert "encode" in dir(hookline.hook(narrow))
+    names = dir(hookline.load("tinyworld"))
+    assert {"blocks", "unembed", "generate", "lm_head", "__class__"} <= {*names}
+    assert "W_Q" not in names
+
+
+def test_old_names_warn_and_still_work() -> None:
+    from hookline.experiments import ablation, edges, metrics
+
+    with pytest.warns(HooklineDeprecationWarning, match="edge_scores"):
+        assert edges.edges is edges.edge_scores
+    model = hookline.load("tinyworld")
+    options = {"of": "mlps", "layers": [0], "progress": False}
+    metric = metrics.logit_diff(" Mary", " John")
+    with pytest.warns(HooklineDeprecationWarning, match="positions"):
+        old = ablation.ablate(model, "Mary went", metric, pos=-1, **options)
+    assert torch.equal(old.values, ablation.ablate(model, "Mary went", metric, positions=-1, **options).values)

@@ -121,7 +121,7 @@ class HookedModel(RunMethods, GenerationMethods, ImageMethods, WeightProcessing)
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_WEIGHTS})
+        return sorted({*super().__dir__(), *(name.partition(".")[0] for name in self.hook_dict)})
 
     @lists(ExploreOptions, SimpleNamespace(images=(), other_images=(), port=0, browser=True, height=720))
     def explore(

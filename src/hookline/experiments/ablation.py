@@ -93,7 +93,7 @@ def ablate(
 
     `data` defaults to the prompts themselves: for one prompt, "mean" is the mean over its own positions. `positions`
     ablates at these positions only: indices (negative ones from the end of each prompt), a list for each prompt, or
-    meanings such as `last` and `token(" Mary")`. If `over` has `pos`, they are its cells. `pos` is the same.
+    meanings such as `last` and `token(" Mary")`. If `over` has `pos`, they are its cells. `pos` is deprecated.
 
     A mean excludes outlying positions, such as attention sinks: those where the norm at the point is more than 10 times
     the median. They are not replaced either, unless `positions` has them or `pos` is an axis, since no average of other

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn_deprecated
 from hookline.experiments.attribution import agreement, check_gradients, checked_options, sampled
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, ran
@@ -35,15 +35,22 @@ from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
 from hookline.values.rows import drawn_once
 
-__all__ = ["EdgeScores", "edges"]
+__all__ = ["EdgeScores", "edge_scores"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
+def __getattr__(name: str) -> Any:
+    if name == "edges":
+        warn_deprecated("edges.edges", "edges.edge_scores", since="0.1")
+        return edge_scores
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+
+
 @lists(BatchOptions, Options)
-def edges(
+def edge_scores(
     model: HookedModel,
     clean: Prompt,
     corrupted: Prompt,
@@ -58,7 +65,7 @@ def edges(
 ) -> EdgeScores:
     """Estimate the effect of every edge: a sender's output of one run, given to a single receiver in the other.
 
-        >>> edges.edges(model, clean, corrupted, metrics.logit_diff(" Mary", " John")).top(2)
+        >>> edges.edge_scores(model, clean, corrupted, metrics.logit_diff(" Mary", " John")).top(2)
         sender  receiver  value
         mlp3    logits    7.785
         L3H4    mlp3      5.789

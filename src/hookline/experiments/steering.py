@@ -223,12 +223,12 @@ def sweep_layers(
 
         >>> vectors = steering.contrast_vectors(model, texts[1], texts[0])
         >>> metric = metrics.logit_diff(" Rome", " Paris")
-        >>> steering.sweep_layers(model, vectors, texts[0], metric, pos=-1).top(2, by="value")
+        >>> steering.sweep_layers(model, vectors, texts[0], metric, positions=-1).top(2, by="value")
         layer  coefficient  value
         3      2.0          16.92
         3      1.0          12.3
 
-    It is added at every position, or at `positions`, as in `ablation.ablate` (`pos` is the same).
+    It is added at every position, or at `positions`, as in `ablation.ablate` (`pos` is deprecated).
     `result.info["clean"]` is unsteered. `result.info["damage"]`, a Result on the same axes, is what the vector does at
     every position of `neutral` texts, by default two plain sentences: the KL divergence of the predictions from those
     of the unsteered model, or with `damage="loss"` how much the loss rises. `best` selects cells by both. Without
@@ -308,7 +308,7 @@ def best(
 
         >>> vectors = steering.contrast_vectors(model, texts[1], texts[0])
         >>> lead = metrics.logit_diff(" Rome", " Paris")
-        >>> swept = steering.sweep_layers(model, vectors, texts[0], lead, pos=-1, neutral=texts[2:])
+        >>> swept = steering.sweep_layers(model, vectors, texts[0], lead, positions=-1, neutral=texts[2:])
         >>> steering.best(swept, most_damage=1.5, by="value")
         layer  coefficient  value
         3      1.0          12.3
