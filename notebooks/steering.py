@@ -51,7 +51,8 @@ swept = steering.sweep_layers(model, honesty, opinion, truth, coefficients=coeff
 swept.plot(title="Logit of the truth minus logit of the opinion", center=0)
 
 # %%
-accuracy = steering.sweep_layers(model, honesty, opinion, metrics.accuracy(right), coefficients=coefficients, positions=-1)
+right_answers = metrics.accuracy(right)
+accuracy = steering.sweep_layers(model, honesty, opinion, right_answers, coefficients=coefficients, positions=-1)
 for layer in range(4):
     print(f"layer {layer}: {' '.join(f'{value:5.0%}' for value in accuracy.sel(layer=layer).values)} are right")
 

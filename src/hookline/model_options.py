@@ -188,10 +188,15 @@ class SamplingOptions(ForwardInputs, total=False):
     synced_gpus: bool | None
 
 
-class GenerateOptions(SamplingOptions, total=False):
-    """The options of `generate`: those of sampling, and what it takes besides."""
+class PromptSamplingOptions(SamplingOptions, total=False):
+    """The options of sampling, for prompts that may have images."""
 
     images: Images | None
+
+
+class GenerateOptions(PromptSamplingOptions, total=False):
+    """The options of `generate`."""
+
     seed: int | None
 
 

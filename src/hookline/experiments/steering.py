@@ -33,6 +33,7 @@ from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.functions.listed_options import lists
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
+from hookline.model_options import PromptSamplingOptions
 from hookline.rerun.baseline import Baseline
 from hookline.text.chats import is_conversation
 from hookline.text.outliers import Outliers, Outlying
@@ -341,6 +342,7 @@ class Steered:
         return "\n".join(f"{prompt!r}\n  plain    {plain!r}\n  steered  {steered!r}" for prompt, plain, steered in rows)
 
 
+@lists(PromptSamplingOptions)
 def generate(
     model: HookedModel,
     prompts: str | Sequence[str],
@@ -351,7 +353,7 @@ def generate(
     max_new_tokens: int = 20,
     pos: Where = "all",
     seed: int | None = None,
-    **kwargs: Any,
+    **options: Unpack[PromptSamplingOptions],
 ) -> Steered:
     """Generate from the prompts, unmodified and with a vector added to the residual stream after a layer.
 
@@ -364,8 +366,9 @@ def generate(
     `pos` is where it is added: "all" positions of the prompt and the new text, "new" tokens only (the first new token
     is predicted from the prompt, so it does not change), or as in `hookline.at`: `last`, `token(" weather")`, indices,
     … A tensor is added to `resid_post`. With `do_sample=True`, both generations use the same `seed`, by default 0.
-    Other arguments go to the model's own generate.
+    Other options are those of `model.generate`.
     """
+    kwargs: dict[str, Any] = {**options}
     if isinstance(prompts, Mapping):
         raise HooklineError("pass the text and its images separately: steering.generate(model, text, …, images=[…])")
     texts: list[Any] = [prompts] if isinstance(prompts, str) or is_conversation(prompts) else list(prompts)
