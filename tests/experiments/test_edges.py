@@ -8,7 +8,7 @@ from tiny_models import causal_lm, encoder
 
 import hookline
 from hookline.experiments import metrics
-from hookline.experiments.edges import edges
+from hookline.experiments.edges import edge_scores
 
 METRIC = metrics.logit_diff(5, 7)
 KINDS = ("gpt2", "llama", "gemma2", "mixtral", "gptj", "granite")
@@ -91,29 +91,29 @@ def test_only_earlier_ones_tell_later_ones(models) -> None:
 def test_rows_are_averaged_and_padding_left_out(tinyworld) -> None:
     clean = [CLEAN, "So, when Alice and Bob went to the park, Bob gave a book to"]
     corrupted = [CORRUPTED, "So, when Alice and Bob went to the park, Alice gave a book to"]
-    both = edges(tinyworld, clean, corrupted, metrics.logit_diff([" Mary", " Alice"], [" John", " Bob"]))
-    one = edges(tinyworld, clean[0], corrupted[0], metrics.logit_diff(" Mary", " John"), check=0)
-    other = edges(tinyworld, clean[1], corrupted[1], metrics.logit_diff(" Alice", " Bob"), check=0)
+    both = edge_scores(tinyworld, clean, corrupted, metrics.logit_diff([" Mary", " Alice"], [" John", " Bob"]))
+    one = edge_scores(tinyworld, clean[0], corrupted[0], metrics.logit_diff(" Mary", " John"), check=0)
+    other = edge_scores(tinyworld, clean[1], corrupted[1], metrics.logit_diff(" Alice", " Bob"), check=0)
     torch.testing.assert_close(both.values, (one.values + other.values) / 2, atol=1e-3, rtol=1e-3)
     assert both.info["correlation"] > 0.9
 
 
 def test_the_circuit_of_tinyworld(tinyworld) -> None:
     """The name goes from the embeddings by the first MLP to the values of L3H4, and from there to the logits."""
-    scores = edges(tinyworld, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5)
+    scores = edge_scores(tinyworld, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5)
     strong = {(cell.labels["sender"], cell.labels["receiver"]) for cell in scores.top(6)}
     assert {("mlp0", "L3H4.v"), ("L3H4", "logits"), ("embed", "mlp0")} <= strong
     assert scores.info["steps"] == 5
 
 
 def test_half_of_the_checked_edges_are_those_that_stand_out(tinyworld) -> None:
-    scores = edges(tinyworld, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=1)
+    scores = edge_scores(tinyworld, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=1)
     sample = scores.info["sample"]
     named = [{"sender": cell["sender"], "receiver": cell["receiver"]} for cell in sample]
     assert [cell["chosen"] for cell in sample] == ["top"] * 10 + ["random"] * 10
     assert [cell.labels for cell in scores.top(10)] == named[:10]
     assert len({tuple(each.values()) for each in named}) == 20
-    other = edges(tinyworld, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=2)
+    other = edge_scores(tinyworld, CLEAN, CORRUPTED, metrics.logit_diff(" Mary", " John"), steps=5, check=20, seed=2)
     same = [pytest.approx(each["true"], rel=devices.rounding(), abs=0) for each in sample[:10]]
     assert [each["true"] for each in other.info["sample"][:10]] == same
     assert [each["sender"] for each in other.info["sample"][10:]] != [each["sender"] for each in sample[10:]]

@@ -168,9 +168,9 @@ def test_bad_generations(tinyworld, how, said) -> None:
         ({"layers": []}, "layers is a list"),
         ({"layers": [1, 9]}, "layer 9 is out of range"),
         ({"layers": [0, "3"]}, "a layer is an int"),
-        ({"pos": 7}, "has 7"),
-        ({"pos": []}, "selects nothing"),
-        ({"pos": "last"}, "positions must be"),
+        ({"positions": 7}, "has 7"),
+        ({"positions": []}, "selects nothing"),
+        ({"positions": "last"}, "positions must be"),
     ],
 )
 def test_bad_sweeps(models, how, said) -> None:

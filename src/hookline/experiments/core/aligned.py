@@ -96,10 +96,10 @@ def aligned_pair(
 
 def one_of(positions: PromptPositions, pos: PromptPositions) -> PromptPositions:
     """The positions of experiments that called them `pos`, too."""
-    if pos is not None:
-        warn_deprecated("pos=…", "positions=…", since="0.1")
     if positions is not None and pos is not None:
         raise HooklineError("positions=… and pos=… are the same: pass one of them")
+    if pos is not None:
+        warn_deprecated("pos=…", "positions=…", since="0.1")
     return pos if positions is None else positions
 
 
