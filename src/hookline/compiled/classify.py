@@ -11,13 +11,15 @@ from typing import Any, Literal
 from hookline.compiled.traceable import why_not
 from hookline.compiled.traced_lenses import can_trace
 from hookline.engine import Action, Edit, HookAction, HookPoint, PointAction, Record
-from hookline.hooks.data_edits import Add, DataEdit, EditAction, Freeze, Mean, ProjectOut, Replace, Scale, Zero
+from hookline.hooks.data_edits import Add, Cap, DataEdit, EditAction, Freeze, Mean, ProjectOut, Replace, Scale, Zero
 from hookline.text.at_positions import PositionHook
 
 How = Literal["table", "traced", "read", "eager"]
 
 AFFINE = (Zero, Scale, Add, Replace, Mean, Freeze)
-"""Edits of the form `x * keep + add`."""
+"""Edits of the form `x * keep + add`; if norms are matched, of the other form."""
+ALONG = (ProjectOut, Cap)
+"""Edits that only change the component along a direction."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _hook(action: HookAction) -> Placement:
 
 
 def _data_edit(action: EditAction, edit: DataEdit) -> Placement:
-    if type(edit) is ProjectOut or type(edit) in AFFINE:
+    if type(edit) in (*AFFINE, *ALONG):
         return Placement(action, "table")
     return Placement(action, "eager", f"{edit.kind} has no table")
 

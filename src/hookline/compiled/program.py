@@ -1,6 +1,6 @@
 """Programs: what a graph does at the sites of a plan, with everything that may change in tensors of fixed address.
 
-    edits as data     x * keep + add, and x - (x · unit) unit, where a gate is on
+    edits as data     x * keep + add, and x + (clamp(x · unit, low, high) - x · unit + gain * |x|) unit, where a gate is on
     functions         traced, where a gate is on
     reads             copied into a buffer
 
@@ -24,7 +24,7 @@ from hookline.engine import Edit, HookPoint, Kind, Record, Site, Turn, compiling
 from hookline.errors import HooklineError
 from hookline.functions.callers import call_style
 
-SlotKind = Literal["affine", "project", "any", "function"]
+SlotKind = Literal["affine", "along", "any", "function"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SlotSpec:
 
     def takes(self, other: SlotSpec) -> bool:
         """Whether an edit that needs `other` can use this slot."""
-        is_kind = self.kind == other.kind or (self.kind == "any" and other.kind in ("affine", "project"))
+        is_kind = self.kind == other.kind or (self.kind == "any" and other.kind in ("affine", "along"))
         is_same = self.code is other.code and self.constants == other.constants
         return is_kind and is_same and self.site == other.site and self.spread >= other.spread
 
@@ -80,8 +80,10 @@ class Slot:
         if self.kind in ("affine", "any"):
             self.keep = fixed(torch.ones(shape, dtype=wide, device=clock.device))
             self.add = fixed(torch.zeros(shape, dtype=wide, device=clock.device))
-        if self.kind in ("project", "any"):
-            self.unit = fixed(torch.zeros(features.shape[-1:], dtype=wide, device=clock.device))
+        if self.kind in ("along", "any"):
+            self.unit = fixed(torch.zeros(shape, dtype=wide, device=clock.device))
+            self.bounds = fixed(torch.zeros(2, dtype=wide, device=clock.device))
+            self.gain = fixed(torch.zeros((), dtype=wide, device=clock.device))
             self.where = fixed(torch.ones(shape, dtype=torch.bool, device=clock.device))
         self.function: Any = None
         self.style = "alone"
@@ -101,19 +103,24 @@ class Slot:
             new = self._traced(x)
         else:
             new = x
-            if self.kind != "project":
+            if self.kind != "along":
                 new = torch.where(self.keep == 0, self.add, new * self.keep + self.add)
             if self.kind != "affine":
-                wide = new.to(self.unit.dtype)
-                new = torch.where(self.where, wide - (wide * self.unit).sum(-1, keepdim=True) * self.unit, wide)
+                new = self._along(new.to(self.unit.dtype))
             new = new.to(x.dtype)
         gate = self._is_on().view(x.shape[0], -1, *[1] * (x.ndim - 2))
         return torch.where(gate, new, x)
 
+    def _along(self, x: Tensor) -> Tensor:
+        """The value with another component along the unit vector."""
+        before = (x * self.unit).sum(-1, keepdim=True)
+        moved = before.clamp(self.bounds[0], self.bounds[1]) - before + self.gain * x.norm(dim=-1, keepdim=True)
+        return torch.where(self.where, x + moved * self.unit, x)
+
     def touched(self) -> tuple[Tensor, ...]:
         """The tensors that a slot of this kind reads."""
-        tables = () if self.kind == "function" else (self.keep, self.add) if self.kind != "project" else ()
-        more = (self.unit, self.where) if self.kind in ("project", "any") else ()
+        tables = () if self.kind == "function" else (self.keep, self.add) if self.kind != "along" else ()
+        more = (self.unit, self.bounds, self.gain, self.where) if self.kind in ("along", "any") else ()
         return (self.gate, self.wanted, *tables, *more)
 
     def _is_on(self) -> Tensor:

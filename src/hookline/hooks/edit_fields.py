@@ -57,6 +57,13 @@ def number(name: str, value: Any) -> float:
     return float(plain)
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise HooklineError(f"{name}= must be True or False, not {described(value)}")
+    return value
+
+
 def tensor(name: str, value: Any) -> Tensor:
     """A copy of a tensor, or a number as a tensor."""
     if isinstance(value, Tensor):
