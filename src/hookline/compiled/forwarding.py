@@ -150,6 +150,9 @@ class CompiledForward:
         variant.runs += 1
         for hook, slot in slots.items():
             hook.fired = hook.fired or hook.reach is None or bool(slot.gate.any())
+            if hook.tally is not None:
+                where = slot.gate[:, : self.width].cpu()
+                hook.tally.note(torch.empty(*where.shape, *slot.features.shape, device="meta"), where)
             if hook.reach is not None:
                 hook.reach.note(hook.point)
                 hook.why_not = None if hook.fired else hook.reach.why_not()

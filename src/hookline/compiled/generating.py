@@ -20,6 +20,7 @@ from hookline.compiled.tables import NoTableError, write_table
 from hookline.compiled.variants import Variant
 from hookline.engine import Action, HookAction, Record, Recorder, Run
 from hookline.errors import HooklineError
+from hookline.text.acted import Columns
 
 if TYPE_CHECKING:
     from hookline.compiled.executor import CompiledRuns
@@ -56,6 +57,8 @@ class CompiledGeneration:
         self._slots: dict[HookAction, Slot] = {}
         self._since = self.start
         """The first column that the variant runs."""
+        self._noted = self.start
+        """The first column of which the hooks do not know yet that they acted there."""
         self._draws: list[Tensor] = []
         """The random states before the draws of the last steps in the graph."""
         self._code = owner.code
@@ -92,6 +95,7 @@ class CompiledGeneration:
                 yield self.newest()
             self.finish()
         finally:
+            self._note_acted()  # a stream may be left at any token
             self.state.sampler.random = None
             self.owner.give_back(self.state)
 
@@ -152,7 +156,11 @@ class CompiledGeneration:
         except (HooklineError, NoTableError) as error:
             self.owner.refused(f"an edit is not a table here: {error}")
             return
-        self._slots, self.variant, self._since = slots, variant, self.start + self.made - 1
+        self._slots, self.variant = slots, variant
+        self._since = self._noted = self.start + self.made - 1
+        for hook in slots:
+            if hook.tally is not None:
+                hook.tally.source = self._note_acted
 
     def advance(self, steps: int) -> None:
         """Run one token, or, in a graph that is proved, up to `steps` tokens."""
@@ -195,6 +203,8 @@ class CompiledGeneration:
         """
         state, column = self.state, int(self.state.column)
         before, sizes = _copies(state.moving()), [len(record.recorder.log) for record in self.records]
+        tallies = [hook.tally for hook in self._slots if hook.tally is not None]
+        counts = [tally.counts() for tally in tallies]
         step_recorder = Recorder([record.point for record in self.records])
         with Run(
             self.owner.points.root, [Record(record.point, step_recorder) for record in self.records], is_one_pass=True
@@ -216,6 +226,8 @@ class CompiledGeneration:
         variant.settle(why_unproved(variant, expected, again))
         if variant.refusal is None:
             variant.proved_on |= self._new
+            for tally, count in zip(tallies, counts, strict=True):
+                tally.restore(count)  # the graph's report has this step too
         else:
             _restore(written, after)
             self._leave_graph(variant.refusal)
@@ -263,8 +275,11 @@ class CompiledGeneration:
 
     def _report(self, tokens: Tensor) -> None:
         assert self.variant is not None
+        self._note_acted()
         stop = tokens.shape[1] - 1  # the last token has not been run
         for hook, slot in self._slots.items():
+            if hook.tally is not None:
+                hook.tally.source = None
             hook.fired = hook.fired or _acts(slot, tokens, self._since, stop)
             if hook.reach is not None:
                 hook.why_not = None if hook.fired else hook.reach.why_not()
@@ -280,6 +295,21 @@ class CompiledGeneration:
                 buffer = self.variant.program.reads[record.point.site].buffer
                 record.recorder.keep(record.point, buffer[:, self._since : stop].clone())
 
+    def _note_acted(self) -> None:
+        """Note where the edits in the graph have acted since this was last called."""
+        tokens, span = self.state.tokens, range(self._noted, self.start + self.made - 1)
+        if not span:
+            return
+        self._noted = span.stop
+        mask = torch.nn.functional.pad(self.mask, (0, span.stop - self.start), value=1)
+        is_stop = (tokens[:, self.start : span.stop, None] == self.state.sampler.stops).any(-1)
+        has_ended = (is_stop.cumsum(1) - is_stop.long())[:, span.start - self.start :] > 0
+        columns = Columns.of(range(span.start, span.stop), mask, has_ended)
+        for hook, slot in self._slots.items():
+            if hook.tally is not None:
+                where = _is_on(slot, tokens, span.start, span.stop)
+                hook.tally.add(columns, torch.Size([*where.shape, *slot.features.shape]), where)
+
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors]
@@ -292,7 +322,9 @@ def _restore(tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
 
 def _acts(slot: Slot, tokens: Tensor, start: int, stop: int) -> bool:
     """Whether an edit is on at one of these positions of the text."""
-    is_on = slot.gate[:, start:stop]
-    if int(slot.wanted) >= 0:
-        is_on = is_on & (tokens[:, start:stop] == slot.wanted)
-    return bool(is_on.any())
+    return bool(_is_on(slot, tokens, start, stop).any())
+
+
+def _is_on(slot: Slot, tokens: Tensor, start: int, stop: int) -> Tensor:
+    """At which of these positions of the text an edit is on, `[row, position]`."""
+    return slot.gate[:, start:stop] & ((slot.wanted < 0) | (tokens[:, start:stop] == slot.wanted))

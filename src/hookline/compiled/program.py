@@ -1,6 +1,6 @@
 """Programs: what a graph does at the sites of a plan, with everything that may change in tensors of fixed address.
 
-    edits as data     x * keep + add, and x + (clamp(x · unit, low, high) - x · unit + gain * |x|) unit, where a gate is on
+    edits as data     x * keep + add, and x + (clamp(x · unit) - x · unit + gain |x|) unit, where a gate is on
     functions         traced, where a gate is on
     reads             copied into a buffer
 

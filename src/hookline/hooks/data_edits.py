@@ -140,6 +140,7 @@ class EditAction(Edit):
 
     def __init__(self, point: HookPoint, edit: DataEdit, *, prepend: bool = False) -> None:
         super().__init__(point, edit, prepend=prepend)
+        self.entries = edit.mask
         self.is_idle = edit.mask is not None and not bool(edit.mask.any())
         if self.is_idle:
             self.why_not = "its mask is all False"

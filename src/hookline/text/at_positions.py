@@ -46,11 +46,16 @@ class PositionHook:
         """Whether it acted when it was last called in this thread."""
         return getattr(self._acted, "did", False)
 
+    @property
+    def mask(self) -> Tensor | None:
+        """Where it acted when it was last called in this thread, `[row, position]`."""
+        return getattr(self._acted, "mask", None)
+
     def __call__(self, x: Tensor, hook: Any) -> Tensor | None:
         """The activation with the hook's result at these positions; None if there are none."""
         axis = _axis(hook, x)
         mask = mask_of(self.where, hook, x.shape[0], x.shape[axis])
-        self._acted.did = bool(mask.any())
+        self._acted.mask, self._acted.did = mask, bool(mask.any())
         if not self.acted:
             return None
         clone = x.clone()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.engine import TextSupport
+from hookline.engine import HookPoint, TextSupport
+from hookline.text.acted import PositionTally, tallies
 from hookline.text.at_positions import picked
 from hookline.text.forward_pass import begin_encoder, begin_pass
 from hookline.text.unreached import UnreachedPositions
@@ -31,6 +32,10 @@ class Texts(TextSupport):
     def unreached(self, positions: Any) -> UnreachedPositions:
         """What keeps track of positions that a hook is for."""
         return UnreachedPositions(positions)
+
+    def tallies(self, hooks: Sequence[tuple[HookPoint, Tensor | None]]) -> list[PositionTally]:
+        """What counts where each of these hooks acts."""
+        return tallies(hooks)
 
     def rows(self, forward_pass: Any, which: Any) -> Any:
         """What is known of a pass, of some rows of its batch."""
