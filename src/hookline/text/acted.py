@@ -168,5 +168,4 @@ def _position_axis(point: HookPoint, shape: Sequence[int]) -> int | None:
     names = point.axes.split()
     if names:
         return next((names.index(name) for name in "pk" if name in names and names.index(name) < len(shape)), None)
-    passing: ForwardPass | None = pass_state.forward_pass
-    return 1 if passing is not None and len(shape) == 3 else None
+    return 1 if len(shape) == 3 else None
