@@ -12,7 +12,9 @@ from hookline.compiled.traceable import why_not
 from hookline.compiled.traced_lenses import can_trace
 from hookline.engine import Action, Edit, HookAction, HookPoint, PointAction, Record
 from hookline.hooks.data_edits import Add, Cap, DataEdit, EditAction, Freeze, Mean, ProjectOut, Replace, Scale, Zero
+from hookline.hooks.scores import Score
 from hookline.text.at_positions import PositionHook
+from hookline.text.score_positions import Crossed
 
 How = Literal["table", "traced", "read", "eager"]
 
@@ -45,7 +47,7 @@ def placed(action: Action) -> Placement:
     why = no_site(action.point)
     if why is not None:
         return Placement(action, "eager", why)
-    if type(action) is Record:
+    if type(action) in (Record, Score):
         return Placement(action, "read")
     if not isinstance(action, HookAction):
         return Placement(action, "eager", "it records gradients")
@@ -103,6 +105,12 @@ def code_of(function: Any) -> Any:
 def positions_of(action: HookAction) -> Any:
     """The positions that a hook is limited to; None for all."""
     return action.hook.pos if isinstance(action.hook, DataEdit) else getattr(action.hook, "where", None)
+
+
+def condition_of(action: HookAction) -> Crossed | None:
+    """The bound of a monitor from whose crossing on a hook acts; None if it needs none."""
+    on, positions = getattr(action.hook, "on", None), positions_of(action)
+    return positions if isinstance(positions, Crossed) else on if isinstance(on, Crossed) else None
 
 
 def refusal(placements: Iterable[Placement]) -> str | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hookline.compiled import entry, tails
 from hookline.compiled.classify import no_site, placed
 from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static_cache, vocab_of
-from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
+from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, read_specs, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
 from hookline.compiled.model_code import ModelCode
@@ -43,6 +43,7 @@ from hookline.engine import (
     undo,
 )
 from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.hooks.scores import Score
 from hookline.rerun.joined import JoinedRun
 from hookline.transformer.architectures import rotary_change
 from hookline.transformer.index import ModelPoints
@@ -128,26 +129,34 @@ class CompiledRuns:
         actions = entry.actions_of(self.points) if why is None else why
         return actions if isinstance(actions, str) else entry.placements(actions)[1] or actions
 
-    def generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | None:
+    def generation(
+        self, ids: Tensor, options: Mapping[str, Any], scores: Sequence[Score] = ()
+    ) -> CompiledGeneration | None:
         """A compiled generation; None, after a warning, if it cannot be compiled."""
-        generation = self._generation(ids, options)
+        generation = self._generation(ids, options, scores)
         if isinstance(generation, str):
             self.refused(generation)
             return None
         return generation
 
     def stream(
-        self, ids: Tensor, options: Mapping[str, Any], seed: int | None, *, is_compiled: bool
+        self,
+        ids: Tensor,
+        options: Mapping[str, Any],
+        seed: int | None,
+        scores: Sequence[Score] = (),
+        *,
+        is_compiled: bool,
     ) -> Iterator[Tensor]:
         """Yield each new column of tokens as soon as it is computed."""
-        generation = self._generation(ids, options) if is_compiled else "it is not compiled"
+        generation = self._generation(ids, options, scores) if is_compiled else "it is not compiled"
         if isinstance(generation, str):
             if is_compiled:
                 self.refused(generation)
-            generation = self._uncompiled(ids, options)
+            generation = self._uncompiled(ids, options, scores)
         return generation.columns(seed)
 
-    def _uncompiled(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration:
+    def _uncompiled(self, ids: Tensor, options: Mapping[str, Any], scores: Sequence[Score]) -> CompiledGeneration:
         """A generation one token at a time, for streaming, which is not compiled."""
         keywords = dict(options)
         mask = keywords.pop("attention_mask", None)
@@ -161,12 +170,12 @@ class CompiledRuns:
         mask = entry.inferred_mask(module, ids, settings[0]) if mask is None else mask
         with PlainTensors():
             state = GrowingState(module, ids.shape[0], ids.shape[1] + count, vocab_of(module))
-        return CompiledGeneration(self, state, [], ids, mask, sampling, count, is_compiled=False)
+        return CompiledGeneration(self, state, [], ids, mask, sampling, count, scores=scores, is_compiled=False)
 
-    def _generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | str:
+    def _generation(self, ids: Tensor, options: Mapping[str, Any], scores: Sequence[Score]) -> CompiledGeneration | str:
         keywords = dict(options)
         mask, logits_to_keep = keywords.pop("attention_mask", None), keywords.pop("logits_to_keep", 1)
-        checked = self._checked(ids, keywords)
+        checked = self._checked(ids, keywords, scores)
         if isinstance(checked, str):
             return checked
         actions, sampling, config = checked
@@ -178,9 +187,12 @@ class CompiledRuns:
         state = self._state(ids.shape[0], bucket(ids.shape[1] + count))
         if isinstance(state, str):
             return state
-        return CompiledGeneration(self, state, actions, ids, mask, sampling, count, all_logits=logits_to_keep == 0)
+        more: dict[str, Any] = {"scores": scores, "all_logits": logits_to_keep == 0}
+        return CompiledGeneration(self, state, actions, ids, mask, sampling, count, **more)
 
-    def _checked(self, ids: Tensor, options: dict[str, Any]) -> tuple[list[Action], Sampling, Any] | str:
+    def _checked(
+        self, ids: Tensor, options: dict[str, Any], scores: Sequence[Score]
+    ) -> tuple[list[Action], Sampling, Any] | str:
         module: Any = self.points.root
         self._keep_up()
         why = entry.why_uncompiled(self.points)
@@ -189,7 +201,7 @@ class CompiledRuns:
         actions = entry.actions_of(self.points)
         if isinstance(actions, str):
             return actions
-        why = entry.placements(actions)[1] or self._traced.why_not(actions)
+        why = entry.placements([*actions, *scores])[1] or self._traced.why_not(actions)
         if why is not None:
             return why
         settings = entry.generation_settings(module, ids, options)
@@ -307,14 +319,14 @@ class CompiledRuns:
         self,
         state: DecodeState | ForwardState,
         hooks: Sequence[HookAction],
-        reads: Sequence[HookPoint],
+        records: Sequence[Record],
         structure: Any,
         make: Callable[[Program], Callable[[], Any]],
     ) -> Variant | str:
         """The smallest variant that has a place for every hook and read, or a new one; a sentence if it is not used."""
-        sites = [point.site for point in reads]
+        reads = [*read_specs(records).values()]
         candidates = [variant for variant in state.variants if variant.structure == structure]
-        fitting = [variant for variant in candidates if variant.assigned(hooks, sites) is not None]
+        fitting = [variant for variant in candidates if variant.assigned(hooks, reads) is not None]
         if fitting:
             smallest = min(fitting, key=lambda variant: variant.size)
             self.used(state, smallest)
@@ -325,13 +337,13 @@ class CompiledRuns:
             if any(spec.code is not None for spec in needs) or not needs
             else sum(variant.is_data for variant in candidates)
         )
-        specs, read_sites = self._structure(needs, hooks, reads, edited)
-        self._learn([*(spec.site for spec in specs), *read_sites])
-        if (why := self._unknown([*(hook.point for hook in hooks), *reads])) is not None:
+        specs = self._structure(needs, hooks, edited)
+        self._learn([spec.site for spec in (*specs, *reads)])
+        if (why := self._unknown([action.point for action in (*hooks, *records)])) is not None:
             return why
         specs = [spec for spec in specs if spec.site in self._features]
         slots = [Slot(spec, self._features[spec.site], state.clock) for spec in specs]
-        program = Program(slots, [Read(site, self._features[site], state.clock) for site in read_sites])
+        program = Program(slots, [Read(spec, self._features[spec.site], state.clock) for spec in dict.fromkeys(reads)])
         new = Variant(program, make, self.options, state.clock.device, structure)
         state.variants.append(new)
         self.used(state, new)
@@ -349,15 +361,12 @@ class CompiledRuns:
                 self._past += old.backend.graphs
             self._idle = {key: [idle for idle in states if idle.variants] for key, states in self._idle.items()}
 
-    def _structure(
-        self, specs: list[SlotSpec], hooks: Sequence[HookAction], reads: Sequence[HookPoint], earlier_count: int
-    ) -> tuple[list[SlotSpec], list[Site]]:
-        """The slots and reads of a new variant.
+    def _structure(self, specs: list[SlotSpec], hooks: Sequence[HookAction], earlier_count: int) -> list[SlotSpec]:
+        """The slots of a new variant.
 
         The first variant has what is asked for, the second also the points of the same kinds in all layers, and any
         later one all points: so changing the points again and again compiles three times.
         """
-        read_sites = dict.fromkeys(point.site for point in reads)
         more: list[HookPoint] = [] if self.options.points is None else self.points.select(self.options.points)
         if earlier_count:
             kinds = {_LAYER.sub(".*.", point.canonical_name) for point in (*more, *(hook.point for hook in hooks))}
@@ -370,7 +379,7 @@ class CompiledRuns:
         return [
             *requested,
             *(SlotSpec(site, "any", spread) for site in sites if site not in {spec.site for spec in requested}),
-        ], [*read_sites]
+        ]
 
     def _all(self) -> list[HookPoint]:
         return [point for point in self.points.hook_dict.values() if no_site(point) is None and point.axes]

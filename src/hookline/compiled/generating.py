@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
+from hookline.compiled.classify import condition_of
 from hookline.compiled.decoding import DecodeState
-from hookline.compiled.forwarding import records_of
+from hookline.compiled.forwarding import read_specs, records_of
 from hookline.compiled.gates import Continuation, in_pass
 from hookline.compiled.plain import PlainTensors
 from hookline.compiled.program import Program, Slot
@@ -20,7 +21,9 @@ from hookline.compiled.tables import NoTableError, write_table
 from hookline.compiled.variants import Variant
 from hookline.engine import Action, HookAction, Record, Recorder, Run
 from hookline.errors import HooklineError
+from hookline.hooks.scores import Score
 from hookline.text.acted import Columns
+from hookline.text.score_positions import Crossed
 
 if TYPE_CHECKING:
     from hookline.compiled.executor import CompiledRuns
@@ -42,11 +45,14 @@ class CompiledGeneration:
         sampling: Sampling,
         count: int,
         *,
+        scores: Sequence[Score] = (),
         all_logits: bool = False,
         is_compiled: bool = True,
     ) -> None:
         self.owner, self.state, self.ids, self.mask = owner, state, ids, mask
         self.sampling, self.count, self._all_logits, self._is_compiled = sampling, count, all_logits, is_compiled
+        self._scores = list(scores)
+        self._scoring = Run(owner.points.root, scores, is_one_pass=True)
         self._plan(actions)
         self.made = 0
         self.start = ids.shape[1]
@@ -59,6 +65,10 @@ class CompiledGeneration:
         """The first column that the variant runs."""
         self._noted = self.start
         """The first column of which the hooks do not know yet that they acted there."""
+        self._scored = self.start
+        """The first column whose scores are not kept yet."""
+        self._conditional: dict[Slot, tuple[Tensor, Crossed]] = {}
+        """The gates of edits that begin when a score crosses a bound, if it had crossed before."""
         self._draws: list[Tensor] = []
         """The random states before the draws of the last steps in the graph."""
         self._code = owner.code
@@ -69,14 +79,16 @@ class CompiledGeneration:
         self.hooks = [
             action for action in actions if isinstance(action, HookAction) and not getattr(action, "is_idle", False)
         ]
-        self.records = records_of(actions)
+        self.records = [*records_of(actions), *self._scores]
+        self._specs = read_specs(self.records)
+        self._can_end = any(score.ended() is not None for score in self._scores)
 
     def run(self) -> Tensor:
         """All tokens, the prompt included."""
         try:
             self.begin()
             while self.made < self.count and not self._has_ended():
-                self.advance(_AHEAD)
+                self.advance(1 if self._conditional or self._can_end else _AHEAD)
             return self.finish()
         finally:
             self.owner.give_back(self.state)
@@ -129,20 +141,21 @@ class CompiledGeneration:
         """Run the prompt, and choose the first token."""
         with PlainTensors():
             self.state.begin(self.ids, self.mask, self.sampling)
-            self.state.prefill(self.ids, self.mask, self.sampling, all_logits=self._all_logits)
+            with self._scoring:
+                self.state.prefill(self.ids, self.mask, self.sampling, all_logits=self._all_logits)
             self.made = 1
             if self.count > 1:
                 self._choose_variant()
+            self._follow_scores()
 
     def _choose_variant(self) -> None:
         draws = self.sampling.temperature is not None
         self._uncompiled = self.state.stepper(self.sampling, draws=draws)(Program([]))
         if not self._is_compiled:
             return
-        points = [record.point for record in self.records]
         make = self.state.stepper(self.sampling)
-        variant = self.owner.variant(self.state, self.hooks, points, self.sampling.structure, make)
-        slots = None if isinstance(variant, str) else variant.assigned(self.hooks, [point.site for point in points])
+        variant = self.owner.variant(self.state, self.hooks, self.records, self.sampling.structure, make)
+        slots = None if isinstance(variant, str) else variant.assigned(self.hooks, [*self._specs.values()])
         if isinstance(variant, str) or slots is None:
             self.owner.refused(variant if isinstance(variant, str) else "its hooks have no order in a graph")
             return
@@ -157,7 +170,14 @@ class CompiledGeneration:
             self.owner.refused(f"an edit is not a table here: {error}")
             return
         self._slots, self.variant = slots, variant
-        self._since = self._noted = self.start + self.made - 1
+        self._since = self._noted = self._scored = self.start + self.made - 1
+        self._conditional = {
+            slot: (slot.gate.clone(), condition) for hook, slot in slots.items() if (condition := condition_of(hook))
+        }
+        for score in self._scores:
+            read = variant.program.reads[self._specs[score]]
+            read.weight.copy_(score.weight)
+            read.bias.copy_(score.bias)
         for hook in slots:
             if hook.tally is not None:
                 hook.tally.source = self._note_acted
@@ -167,14 +187,17 @@ class CompiledGeneration:
         variant, made, self._draws = self.variant, self.made, []
         with PlainTensors():
             if variant is None:
-                self._uncompiled()
+                with self._scoring:
+                    self._uncompiled()
                 self.made += 1
+                self._follow_scores()
                 return
             if variant.is_proved and self._new <= variant.proved_on:
                 with variant.program.attached():
                     self._compiled(variant, min(steps, self.count - made))
             if self.made == made:
                 self._prove(variant)
+            self._follow_scores()
 
     def _compiled(self, variant: Variant, steps: int) -> None:
         """Run the graph up to `steps` times; stop before a call that would need compiling."""
@@ -205,12 +228,15 @@ class CompiledGeneration:
         before, sizes = _copies(state.moving()), [len(record.recorder.log) for record in self.records]
         tallies = [hook.tally for hook in self._slots if hook.tally is not None]
         counts = [tally.counts() for tally in tallies]
-        step_recorder = Recorder([record.point for record in self.records])
-        with Run(
-            self.owner.points.root, [Record(record.point, step_recorder) for record in self.records], is_one_pass=True
+        points = [record.point for record in self.records if not isinstance(record, Score)]
+        step_recorder = Recorder(points)
+        with (
+            Run(self.owner.points.root, [Record(point, step_recorder) for point in points], is_one_pass=True),
+            self._scoring,
         ):
             expected: dict[Any, Tensor] = {"logits": self._uncompiled().to(self.owner.dtype)}
         expected |= {name: values[-1] for name, values in step_recorder.by_point().items()}
+        expected |= {self._name(score): score.pieces[-1] for score in self._scores}
         written = [*state.moving(), *state.cached(column)]
         after, logs = _copies(written), self._cut(sizes)
 
@@ -219,8 +245,8 @@ class CompiledGeneration:
             with variant.program.attached():
                 values = {"logits": way().to(self.owner.dtype, copy=True)}
             for record in self.records:
-                buffer = variant.program.reads[record.point.site].buffer
-                values[record.point.name] = buffer[:, column : column + 1].clone()
+                buffer = variant.program.reads[self._specs[record]].buffer
+                values[self._name(record)] = buffer[:, column : column + 1].clone()
             return values
 
         variant.settle(why_unproved(variant, expected, again))
@@ -235,6 +261,24 @@ class CompiledGeneration:
                 recorder.log += log
         self.made += 1
 
+    def _name(self, record: Record) -> str:
+        """What is read, by its point."""
+        spec, name = self._specs[record], record.point.name
+        return f"score {spec.number} at {name}" if spec.scores else name
+
+    def _follow_scores(self) -> None:
+        """Keep the scores of the newest columns, and do what depends on them, from the next column on."""
+        stop = self.start + self.made - 1
+        for score in self._scores if self.variant is not None and self._scored < stop else ():
+            buffer = self.variant.program.reads[self._specs[score]].buffer  # type: ignore[union-attr]
+            score.recorder.keep(score.point, buffer[:, self._scored : stop].clone())
+        self._scored = stop
+        for slot, (gate, condition) in self._conditional.items():
+            slot.gate[:, stop] = gate[:, stop] & condition.rows(stop)
+        for score in self._scores if self._can_end else ():
+            if (ended := score.ended()) is not None:
+                self.state.finished.logical_or_(ended[:, None])
+
     def _cut(self, sizes: Sequence[int]) -> list[tuple[Recorder, list[Any]]]:
         """Remove the newest records from the recorders and return them: the graph's buffers have the same values."""
         logs = []
@@ -246,13 +290,14 @@ class CompiledGeneration:
     def _leave_graph(self, why: str | None = None) -> None:
         """Report what the graph did so far; with a reason, the steps after it are uncompiled."""
         if self.variant is not None:
+            self._follow_scores()
             self._report(self.state.tokens[:, : self.start + self.made])
-        self.variant = None
+        self.variant, self._conditional = None, {}
         if why is not None:
             self.owner.refused(why)
 
     def _has_ended(self) -> bool:
-        return bool(self.sampling.stops) and bool(self.state.finished.all())
+        return (bool(self.sampling.stops) or self._can_end) and bool(self.state.finished.all())
 
     def finish(self) -> Tensor:
         """The tokens so far; what was read and which hooks acted is reported to the run."""
@@ -292,8 +337,9 @@ class CompiledGeneration:
                     hook.reach.note(hook.point)
         with in_pass(whole.as_pass()):
             for record in self.records:
-                buffer = self.variant.program.reads[record.point.site].buffer
-                record.recorder.keep(record.point, buffer[:, self._since : stop].clone())
+                if not isinstance(record, Score):
+                    buffer = self.variant.program.reads[self._specs[record]].buffer
+                    record.recorder.keep(record.point, buffer[:, self._since : stop].clone())
 
     def _note_acted(self) -> None:
         """Note where the edits in the graph have acted since this was last called."""

@@ -9,6 +9,7 @@ The gate of an edit has a column for every position of the text. Writing to a ta
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,9 @@ from hookline.compiled.traced_lenses import getter, putter
 from hookline.engine import Edit, HookPoint, Kind, Record, Site, Turn, compiling, undo
 from hookline.errors import HooklineError
 from hookline.functions.callers import call_style
+from hookline.hooks.scores import scores_of
 
+_scores_of = inspect.unwrap(scores_of)  # without what tests wrap around it
 SlotKind = Literal["affine", "along", "any", "function"]
 
 
@@ -143,20 +146,36 @@ class Slot:
         return new.to(x.dtype)
 
 
+@dataclass(frozen=True)
+class ReadSpec:
+    """What is read at a site: the activation, or so many scores of it; `number` tells several alike apart."""
+
+    site: Site
+    scores: int = 0
+    number: int = 0
+
+
 class Read:
     """A point that is read in a graph: a buffer with a column for every position of the text."""
 
-    def __init__(self, site: Site, features: Features, clock: Clock) -> None:
-        self.site, self.clock = site, clock
-        shape = (clock.rows, clock.width, *features.shape)
-        self.buffer = fixed(torch.zeros(shape, dtype=features.dtype, device=clock.device))
+    def __init__(self, spec: ReadSpec, features: Features, clock: Clock) -> None:
+        self.spec, self.site, self.clock = spec, spec.site, clock
+        shape, dtype = features.shape, features.dtype
+        if spec.scores:
+            dtype = torch.promote_types(dtype, torch.float32)
+            self.weight = fixed(torch.zeros(spec.scores, *shape, dtype=dtype, device=clock.device))
+            self.bias = fixed(torch.zeros(spec.scores, dtype=dtype, device=clock.device))
+            shape = (spec.scores,)
+        self.buffer = fixed(torch.zeros(clock.rows, clock.width, *shape, dtype=dtype, device=clock.device))
 
     def touched(self) -> tuple[Tensor, ...]:
         """Its tensors."""
-        return (self.buffer,)
+        return (self.buffer, self.weight, self.bias) if self.spec.scores else (self.buffer,)
 
     def __call__(self, x: Tensor) -> None:
-        """Keep the value, inside the graph."""
+        """Keep the value, or its scores, inside the graph."""
+        if self.spec.scores:
+            x = _scores_of(x, self.weight, self.bias)
         if self.clock.column is None:
             self.buffer.copy_(x)
         else:
@@ -236,7 +255,7 @@ class Program:
     def __init__(
         self, slots: Sequence[Any], reads: Sequence[Read] = (), others: Sequence[tuple[Turn, Any]] = ()
     ) -> None:
-        self.slots, self.reads = list(slots), {read.site: read for read in reads}
+        self.slots, self.reads = list(slots), {read.spec: read for read in reads}
         needed = [site for slot_or_read in (*slots, *reads) for site in slot_or_read.site.needs]
         places = {site: place for place, site in enumerate(dict.fromkeys(needed))}
         self.saved: list[Any] = [None] * len(places)
@@ -252,7 +271,8 @@ class Program:
             site = slot.site
             step = (getter(site.lens, places), putter(site.lens, places), slot)
             keyed_steps[site.module, site.kind].append(((turn, site.stage, Edit.phase), step))
-        for site, read in self.reads.items():
+        for read in self.reads.values():
+            site = read.site
             key = (Turn.AT_POINTS, site.stage, Record.phase)
             keyed_steps[site.module, site.kind].append((key, (getter(site.lens, places), None, read)))
         for site, place in places.items():

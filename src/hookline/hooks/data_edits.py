@@ -3,8 +3,9 @@
     model.run_with_hooks(prompt, fwd_hooks=[("blocks.3.attn.hook_z", zero(head=5))])
     with model.hooks([("blocks.2.hook_resid_post", add(direction, 4.0, pos=last))]): …
 
-Each takes `pos=` (see `token_positions.py`), `head=`, `neuron=` (indices on the last axis) and `mask=` (a bool tensor
-that broadcasts to the activation). Given together, the edit applies where all of them do; the rest is unchanged.
+Each takes `pos=` (see `token_positions.py`), `head=`, `neuron=` (indices on the last axis), `mask=` (a bool tensor
+that broadcasts to the activation) and `on=` (the bound of a monitor: it applies to the tokens after the one at which
+the score crosses it). Given together, the edit applies where all of them do; the rest is unchanged.
 
 A tensor given as a value has as many axes as the activation (size 1 broadcasts), only the last axis, or none. It is
 copied when the edit is made.
@@ -37,8 +38,9 @@ from hookline.hooks.fitting import (
     real_upcast,
     unit_of,
 )
-from hookline.text.at_positions import at
+from hookline.text.at_positions import PositionHook
 from hookline.text.outliers import Outliers
+from hookline.text.score_positions import Crossed
 from hookline.text.token_positions import Positions
 from hookline.values.rows import one_draw
 
@@ -58,6 +60,7 @@ class DataEdit(HookObject):
     head: Units = edit_field(check.units, None)
     neuron: Units = edit_field(check.units, None)
     mask: Tensor | None = edit_field(check.bools, None)
+    on: Crossed | None = edit_field(check.condition, None)
 
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):  # without its own kind, a subclass of an edit cannot be saved
@@ -89,7 +92,14 @@ class DataEdit(HookObject):
 
     def __call__(self, x: Tensor, hook: Any) -> Tensor | None:
         """The activation after the edit."""
-        return self.everywhere(x, hook) if self.pos is None else at(self.pos, self.everywhere)(x, hook)
+        there = self.at_positions()
+        return self.everywhere(x, hook) if there is None else there(x, hook)
+
+    def at_positions(self) -> PositionHook | None:
+        """The edit at its positions, once its condition holds; None if it applies everywhere."""
+        if self.pos is None and self.on is None:
+            return None
+        return PositionHook(self.pos, self.everywhere, self.on)
 
     def everywhere(self, x: Tensor, hook: Any) -> Tensor:
         """The activation after the edit, at all positions."""
@@ -144,9 +154,10 @@ class EditAction(Edit):
         self.is_idle = edit.mask is not None and not bool(edit.mask.any())
         if self.is_idle:
             self.why_not = "its mask is all False"
-        elif edit.pos is not None:
-            self.invoke = at(edit.pos, edit.everywhere)
-            self.only_at(self.invoke)
+        elif (there := edit.at_positions()) is not None:
+            self.invoke = there
+            self.only_at(there)
+            self.must_fire = edit.on is None
 
     def extend(self, steps: list[Callable[[Any], Any]], *, is_replay: bool = False) -> None:
         """Append the step, unless the mask selects nothing."""
