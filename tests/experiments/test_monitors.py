@@ -117,13 +117,14 @@ def stopped_and_edited(model) -> list[torch.Tensor]:
     values = scores[1].tolist()
     records = [at for at in range(6, 11) if values[at] > max(values[:at])]
     assert records, "a new token has a higher score than all before it"
-    bound = (values[records[0]] + max(values[: records[0]])) / 2
-    ended = probes.Monitor(probe, 1, stop_above=bound)
+    middle = (values[records[0]] + max(values[: records[0]])) / 2
+    ended = probes.Monitor(probe, 1, stop_above=middle)
     short = torch.stack([*model.stream(IDS[1:], max_new_tokens=8, monitors=[ended])], 1)
     assert torch.allclose(ended.scores, scores[1:, : records[0] + 1], atol=1e-4)
     assert short.shape[1] == records[0] - 5 + 2, "the last token is that chosen where the score was beyond the bound"
     results = [stream, short]
-    for bound in (monitor.above(bound), monitor.below(max(values[:5]) + 1.0)):
+    highest = max(values[:5])
+    for bound in (monitor.above(middle), monitor.below(highest + 1.0)):
         for edit in (add(torch.ones(32), 9.0, on=bound), at(bound, lambda x: x + 9.0)):
             with model.hooks([(RESID.format(0), edit)]) as run:
                 tokens, cache = model.generate_with_cache(

@@ -12,7 +12,7 @@ import torch
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
-from hookline.experiments.core.measure import Options, Reader, measured, reader_of
+from hookline.experiments.core.measure import ControlledOptions, Options, Reader, measured, reader_of
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompt_positions, prompts_of
 from hookline.experiments.core.replacements import Method, Replacement
 from hookline.experiments.core.sweep import (
@@ -96,9 +96,9 @@ def ablate(
 
     The metric of the unmodified model is `result.info["clean"]`. Further `options`: see `Options`.
     """
-    how, replacement = Options.of(options), Replacement(method, data, per_position, seed, outliers)
+    how, replacement = ControlledOptions.of(options), Replacement(method, data, per_position, seed, outliers)
     selection = Selection(of, points, over, layers)
-    components, reader, info = _prepared(model, prompts, metric, selection, replacement, pos)
+    components, reader, info = prepared(model, prompts, metric, selection, replacement, pos)
     return measured(reader, components.builder.grid(), info, how)
 
 
@@ -156,7 +156,7 @@ def cumulative(
         selection, order = selection.of_ranking(order.info), ranking(order)
     elif isinstance(order, TopCells) and order.info and of is None and points is None:
         selection = selection.of_ranking(order.info)
-    components, reader, info = _prepared(model, prompts, metric, selection, replacement, pos)
+    components, reader, info = prepared(model, prompts, metric, selection, replacement, pos)
     keys = [components.key(component) for component in order]
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     if not keys or twice is not None:
@@ -171,7 +171,7 @@ def cumulative(
     return measured(reader, Grid(("order", "count"), coords, variants), info, how)
 
 
-def _prepared(
+def prepared(
     model: HookedModel, prompts: Prompt, metric: Any, selection: Selection, replacement: Replacement, pos: Any
 ) -> tuple[Components, Reader, dict[str, Any]]:
     """The components to ablate, a reader of the metric, and the `info` of the result."""

@@ -12,7 +12,7 @@ from hookline.engine import ActivationCache
 from hookline.errors import HooklineError, how_many, warn
 from hookline.experiments.core.continuations import continued, prompt_pair
 from hookline.experiments.core.labels import about, number_text, said_points
-from hookline.experiments.core.measure import Options, Reader, measured, metric_values
+from hookline.experiments.core.measure import ControlledOptions, Reader, measured, metric_values
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
 from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, make_cells, sweep_points
 from hookline.experiments.metrics import as_metric
@@ -60,7 +60,7 @@ def sweep(
     (the result of an interrupted sweep).
     """
     check_patch_direction(direction)
-    how, where = Options.of(options), sweep_points(model, points, over, layers)
+    how, where = ControlledOptions.of(options), sweep_points(model, points, over, layers)
     if isinstance(clean, ActivationCache):
         if direction == "noise":
             raise HooklineError("noise patches into the clean run, so it needs the clean prompt, not a cache")

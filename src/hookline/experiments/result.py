@@ -20,6 +20,7 @@ from torch import Tensor
 from hookline.errors import HooklineError, how_many
 from hookline.experiments.core import labels as check
 from hookline.experiments.core.labels import Label, find_label, indices, listed, needed, number_text
+from hookline.experiments.core.random_changes import CONTROL, Control
 from hookline.experiments.results.top_cells import Cell, TopCells
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.pages.html_page import HtmlPage
@@ -71,6 +72,25 @@ class Result:
             return check.plain_label(value, key)
         self._aligned(value, f"info[{key!r}]")
         return replace(value, info={})  # the outer info has it
+
+    @property
+    def control(self) -> Control:
+        """The range that random changes of equal norm give, in the unit of the values: `low`, `high` and `draws`."""
+        if missing := [key for key in CONTROL if key not in self.info]:
+            raise HooklineError(f"this result has no control: its info has no {listed(missing)}")
+        return Control(*(self.info[key] for key in CONTROL))
+
+    def _control_under(self, change: Callable[[Any], Any]) -> dict[str, Any]:
+        """The entries of `info` about the control, after a change of the values that keeps or reverses their order."""
+        if not all(key in self.info for key in CONTROL):
+            return {}
+        low, high = change(self.control.low), change(self.control.high)
+        if isinstance(low, Result):
+            ends = torch.stack([low.values, high.values])
+            low, high = replace(low, values=ends.amin(0)), replace(high, values=ends.amax(0))
+        else:
+            low, high = sorted((low, high))
+        return {"control_low": low, "control_high": high, "control_draws": self.control.draws}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -130,17 +150,26 @@ class Result:
         return self * -1.0
 
     def __abs__(self) -> Result:
-        return replace(self * 1.0, values=self.values.abs(), name=f"|{self.name}|")
+        info = {key: value for key, value in (self * 1.0).info.items() if key not in CONTROL}
+        return replace(self, values=self.values.abs(), name=f"|{self.name}|", info=info)
 
     def _combined(self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str) -> Result:
         if not isinstance(other, Result | int | float):
             return NotImplemented
-        info = {key: value for key, value in self.info.items() if key not in BASELINES}
+        info = {key: value for key, value in self.info.items() if key not in (*BASELINES, *CONTROL)}
         if isinstance(other, Result):
             info = {key: value for key, value in info.items() if value == other.info.get(key)}
             values, label, complete = self._aligned(other, other.name), other.name, other.complete
         else:
             values, label, complete = torch.tensor(other), number_text(other), True
+        if isinstance(other, int | float):
+            info |= self._control_under(
+                lambda end: (
+                    float(combine(torch.tensor(end), values))
+                    if isinstance(end, float)
+                    else end._combined(other, combine, sign)
+                )
+            )
         return replace(
             self,
             values=combine(self.values, values),
@@ -168,7 +197,18 @@ class Result:
                 f"NaN), so the effect cannot be normalized: use prompts or a metric for which they differ"
             )
         values = (self.values - corrupted) / span
-        return replace(self, values=values, info={**self.info, "clean": 1.0, "corrupted": 0.0, "normalized": True})
+        ends = self._control_under(lambda end: self._rescaled(end, corrupted, span))
+        return replace(
+            self, values=values, info={**self.info, **ends, "clean": 1.0, "corrupted": 0.0, "normalized": True}
+        )
+
+    def _rescaled(self, end: Result | float, zero: Tensor, span: Tensor) -> Result | float:
+        """One end of the control's range, as the values are rescaled."""
+        if not isinstance(end, Result):
+            return float((end - zero) / span)
+        gone = [dim for dim, axis in enumerate(self.axes) if axis not in end.axes]
+        values = ((self._aligned(end, "control") - zero) / span).squeeze(gone)
+        return replace(end, values=values)
 
     def top(self, k: int = 10, by: Literal["abs", "value", "lowest", "effect"] | None = None) -> TopCells:
         """The top `k` cells, in order, without missing cells.
@@ -286,8 +326,11 @@ class Result:
         )
         lines = [self._title() + (reach if self.axes else f" = {number_text(float(self.values))}")]
         info = {key: value for key, value in self.info.items() if isinstance(value, bool | int | float | str)}
+        info = {key: value for key, value in info.items() if key not in CONTROL}
         if info:
             lines.append(", ".join(f"{key} {number_text(value)}" for key, value in info.items() if key != "experiment"))
+        if all(key in self.info for key in CONTROL):
+            lines.append(self._control_line())
         if isinstance(hooks := self.info.get("hooks"), list) and hooks:
             more = ", …" if len(hooks) > 3 else ""
             lines.append(f"with {how_many(len(hooks), 'hook')} on the model: {', '.join(map(str, hooks[:3]))}{more}")
@@ -297,6 +340,13 @@ class Result:
         if not self.complete:
             lines.append(f"incomplete: {len(done)} of {self.values.numel()} cells are done, the others are NaN")
         return lines
+
+    def _control_line(self) -> str:
+        low, high, draws, of = self.control
+        ends = [end.values for end in (low, high)] if isinstance(low, Result) else [low, high]
+        if isinstance(low, Result):
+            ends = [float(ends[0].min()), float(ends[1].max())]
+        return f"control {number_text(ends[0])} to {number_text(ends[1])}: {draws} {of}"
 
     def _title(self) -> str:
         sizes = " × ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.shape, strict=True))

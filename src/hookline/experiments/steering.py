@@ -16,7 +16,7 @@ from hookline.engine import HookPoint
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import Options, measured, reader_of
+from hookline.experiments.core.measure import ControlledOptions, measured, reader_of
 from hookline.experiments.core.prompts import (
     Prompt,
     baselines,
@@ -227,7 +227,7 @@ def sweep_layers(
     if isinstance(coefficients, int | float | str) or not len(coefficients):
         raise HooklineError(f"coefficients is a list of numbers, such as [1.0, 2.0], got {coefficients!r}")
     check_language_model(model)
-    how = Options.of(options)
+    how = ControlledOptions.of(options)
     selected_layers = vectors.layers if layers is None else layer_numbers(layers, model.cfg.n_layers)
     added = {layer: vectors.fitting(model, layer) for layer in selected_layers}
     points = {layer: vectors.point(model, layer) for layer in selected_layers}

@@ -17,6 +17,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.metric_positions import positions_read
 from hookline.experiments.core.prompts import Prompts
+from hookline.experiments.core.random_changes import CONTROL, DRAWS, extremes, random_variants
 from hookline.experiments.core.sweep import Grid
 from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.result import Result
@@ -63,12 +64,36 @@ class Options:
                 raise HooklineError(f"this experiment has no option {name!r}: {hint}")
         return cls(**options)
 
+    def draws(self, cells: Sequence[Sequence[Variant]]) -> int:  # noqa: ARG002
+        """How many random changes these cells are compared with."""
+        return 0
+
     def __post_init__(self) -> None:
         is_number = isinstance(self.batch_size, int) and not isinstance(self.batch_size, bool)
         if self.batch_size != "auto" and not (is_number and self.batch_size >= 1):
             raise HooklineError(f'batch_size is "auto" or a positive number of cells, got {self.batch_size!r}')
         if not isinstance(self.resume, Result | None):
             raise HooklineError(f"resume= takes the Result of an interrupted experiment, got {self.resume!r}")
+
+
+@dataclass(frozen=True)
+class ControlledOptions(Options):
+    """The options of an experiment whose cells are compared with random changes."""
+
+    control: int | Literal["auto"] = "auto"
+    """How many random changes of equal norm the cells are compared with; "auto" is 20, but no more than cells."""
+    control_seed: int = 0
+    """The seed of these changes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_number = isinstance(self.control, int) and not isinstance(self.control, bool)
+        if self.control != "auto" and not (is_number and self.control >= 0):
+            raise HooklineError(f'control is "auto" or a number of random changes, 0 for none, got {self.control!r}')
+
+    def draws(self, cells: Sequence[Sequence[Variant]]) -> int:
+        """As many as requested; by default so few that the experiment does not take twice as long."""
+        return self.control if self.control != "auto" else min(DRAWS, sum(map(any, cells)))
 
 
 def metric_values(metrics: Metrics, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
@@ -168,8 +193,29 @@ def measured(
         before = how.resume.values.reshape(len(names), len(grid.variants), -1)
         before = before.repeat_interleave(reader.prompts.copies, -1) if how.per_example else before
         old = before.expand_as(old).to(old)
-    measurements, complete = measure(reader, grid.variants, how, old)
-    return result(measurements, complete=complete)
+    ends = {} if how.resume is None else {key: how.resume.info[key] for key in CONTROL if key in how.resume.info}
+    drawn = [] if ends else random_variants(grid.variants, how.draws(grid.variants), getattr(how, "control_seed", 0))
+    old = torch.cat([old, old.new_full((len(names), len(drawn), old.shape[-1]), torch.nan)], 1)
+    measurements, _ = measure(reader, [*grid.variants, *drawn], how, old)
+    measurements, controls = measurements.split([len(grid.variants), len(drawn)], 1)
+    if drawn and not bool(controls.isnan().any()):
+        ends = _control(reader, controls, how, layout, names)
+    info |= ends
+    return result(measurements, complete=not bool(measurements.isnan().any()))
+
+
+def _control(
+    reader: Reader, drawn: Float[Tensor, "metric draw example"], how: Options, layout: dict[str, Any], names: list[str]
+) -> dict[str, Any]:
+    """The entries of `info` about the control: its range, for each example where results have them."""
+    baseline = reader.baseline.cpu()
+    drawn, baseline = (x.unflatten(-1, (-1, layout["copies"])).mean(-1) for x in (drawn, baseline))
+    if not how.per_example:
+        drawn, baseline = drawn.mean(-1, keepdim=True), baseline.mean(-1, keepdim=True)
+    low, high = (
+        packed(ends.expand(len(names), -1), {}, names, **layout | {"copies": 1}) for ends in extremes(drawn, baseline)
+    )
+    return {"control_low": low, "control_high": high, "control_draws": drawn.shape[1]}
 
 
 def packed(
