@@ -175,8 +175,8 @@ def edit(
         >>> round(found.effect, 2), found.is_outside
         (-8.77, False)
 
-    At an edited position, what the edit leaves unchanged stays so in the random changes too: here they are changes of
-    head 4 that are as long as its activation.
+    Positions and heads that the edit leaves unchanged stay so: here the random changes are of head 4, and as long as
+    its activation.
     """
     if not isinstance(hook, tuple) or len(hook) != 2 or not isinstance(hook[1], DataEdit):
         raise HooklineError(f"an edit is a pair (point, edit), such as ('z3', edits.zero(head=4)), got {hook!r:.80}")

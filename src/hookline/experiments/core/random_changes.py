@@ -54,7 +54,7 @@ def _can_be_drawn(variant: Variant) -> bool:
 
 
 def _randomized(change: Change, seed: str) -> Change:
-    """A change with another direction and the same norm along the last axis; entries that stay are not changed."""
+    """A change with another direction and the same norm along the last axis, at each position and head."""
     assert change.before is not None
     before = change.before.double()
     difference = (change.value.to(before) - before).nan_to_num(0.0, 0.0, 0.0)  # masked scores are -inf in both
@@ -66,7 +66,9 @@ def _randomized(change: Change, seed: str) -> Change:
     else:
         shape = [1 if letter == "p" else size for letter, size in zip(letters, difference.shape, strict=False)]
         shape += difference.shape[len(shape) :]
-        noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(difference.device) * (difference != 0)
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(difference.device)
+        if letters[-1] == "k":  # of keys, those that are masked stay so
+            noise = noise * ((before != 0) | (change.value.to(before) != 0))
         norms = noise.norm(dim=-1, keepdim=True)
         moved = noise * difference.norm(dim=-1, keepdim=True) / norms.masked_fill(norms == 0, 1.0)
     return replace(change, value=torch.where(moved == 0, before, before + moved).to(change.value))
