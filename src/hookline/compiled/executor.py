@@ -338,7 +338,7 @@ class CompiledRuns:
             else sum(variant.is_data for variant in candidates)
         )
         specs = self._structure(needs, hooks, edited)
-        self._learn([spec.site for spec in (*specs, *reads)])
+        self._learn([*(spec.site for spec in specs), *(spec.site for spec in reads)])
         if (why := self._unknown([action.point for action in (*hooks, *records)])) is not None:
             return why
         specs = [spec for spec in specs if spec.site in self._features]

@@ -130,8 +130,8 @@ def contrast(
 
         >>> metric = metrics.logit_diff(" Rome", " Paris")
         >>> found = controls.contrast(model, texts[1], texts[0], texts[0], metric, layer=3, pos=-1)
-        >>> round(found.effect, 2)
-        24.27
+        >>> round(found.effect, 1)
+        24.3
 
     The prompts of both kinds are shuffled, and divided again into two lists as long as these; the difference of their
     means is scaled to the norm of the tested one. Activations are read at position `read`, the last by default. Few
@@ -172,8 +172,8 @@ def edit(
     """Compare the effect of an edit at a point with random changes, as large as it is at each position and head.
 
         >>> found = controls.edit(model, prompt, metrics.logit_diff(" Mary", " John"), ("z3", edits.zero(head=4)))
-        >>> round(found.effect, 2), found.is_outside
-        (-8.77, False)
+        >>> round(found.effect, 1), found.is_outside
+        (-8.8, False)
 
     Positions and heads that the edit leaves unchanged stay so: here the random changes are of head 4, and as long as
     its activation.

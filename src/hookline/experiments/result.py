@@ -343,10 +343,9 @@ class Result:
 
     def _control_line(self) -> str:
         low, high, draws, of = self.control
-        ends = [end.values for end in (low, high)] if isinstance(low, Result) else [low, high]
-        if isinstance(low, Result):
-            ends = [float(ends[0].min()), float(ends[1].max())]
-        return f"control {number_text(ends[0])} to {number_text(ends[1])}: {draws} {of}"
+        if isinstance(low, Result) and isinstance(high, Result):
+            low, high = float(low.values.min()), float(high.values.max())
+        return f"control {number_text(low)} to {number_text(high)}: {draws} {of}"
 
     def _title(self) -> str:
         sizes = " × ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.shape, strict=True))
