@@ -39,7 +39,7 @@ from hookline.model import HookedModel
 from hookline.rerun.changes import Variant
 from hookline.text.token_positions import Positions
 
-__all__ = ["Comparison", "components", "contrast", "direction", "edit"]
+__all__ = ["Comparison", "ablated", "change", "contrast", "direction"]
 
 
 def __dir__() -> list[str]:
@@ -159,7 +159,7 @@ def contrast(
     return prepared_runs.compared(f"difference of means at {point.name}", changes, drawn, of, info, batch_size)
 
 
-def edit(
+def change(
     model: HookedModel,
     prompts: Prompt,
     metric: Any,
@@ -171,7 +171,7 @@ def edit(
 ) -> Comparison:
     """Compare the effect of an edit at a point with random changes, as large as it is at each position and head.
 
-        >>> found = controls.edit(model, prompt, metrics.logit_diff(" Mary", " John"), ("z3", edits.zero(head=4)))
+        >>> found = controls.change(model, prompt, metrics.logit_diff(" Mary", " John"), ("z3", edits.zero(head=4)))
         >>> round(found.effect, 1), found.is_outside
         (-8.8, False)
 
@@ -199,7 +199,7 @@ def edit(
     return prepared_runs.compared(f"{hook[1]!r} at {point.name}", tested, drawn, of, {}, batch_size)
 
 
-def components(
+def ablated(
     model: HookedModel,
     prompts: Prompt,
     metric: Any,
@@ -215,7 +215,7 @@ def components(
     """Ablate a set of components together, and compare it with random sets of as many other components.
 
         >>> metric = metrics.logit_diff(" Mary", " John")
-        >>> controls.components(model, prompt, metric, ["L3H4"]).is_outside
+        >>> controls.ablated(model, prompt, metric, ["L3H4"]).is_outside
         True
 
     Components are given as in `ablation.cumulative`; `of`, `method` and `data` are those of `ablation.ablate`.
