@@ -153,13 +153,13 @@ def test_an_interrupted_sweep_is_resumed_with_one_control(models) -> None:
 def test_edits_and_components(planted) -> None:
     prompts, last_layer = tokens(7, 2), planted.cfg.n_layers - 1
     name = f"blocks.{last_layer}.hook_resid_post"
-    causal = controls.change(planted, prompts, METRIC, (name, add(unit(planted, 0), 2.0)))
+    causal = controls.point_edit(planted, prompts, METRIC, (name, add(unit(planted, 0), 2.0)))
     with torch.no_grad():
         by_hand = planted.run_with_hooks(prompts, fwd_hooks=[(name, add(unit(planted, 0), 2.0))])
         difference = METRIC(by_hand) - METRIC(planted(prompts))
     assert causal.effect == pytest.approx(float(difference.mean()), abs=1e-4)
     assert causal.is_outside
-    assert not controls.change(planted, prompts, METRIC, (name, add(unit(planted, 1), 0.5))).is_outside
+    assert not controls.point_edit(planted, prompts, METRIC, (name, add(unit(planted, 1), 0.5))).is_outside
     swept = ablation.ablate(planted, prompts, METRIC)
     strongest = ablation.ranking(swept)[0]
     found = controls.ablated(planted, prompts, METRIC, [strongest], draws=30)
@@ -194,8 +194,8 @@ def test_what_is_refused(models) -> None:
         (lambda: controls.direction(model, prompts, METRIC, vector, layer=0, draws=0), "draws is"),
         (lambda: controls.direction(model, prompts, [METRIC, "loss"], vector, layer=0), "one metric"),
         (lambda: controls.direction(model, prompts, METRIC, 0 * vector, layer=0), "changes nothing"),
-        (lambda: controls.change(model, prompts, METRIC, zero()), "is a pair"),
-        (lambda: controls.change(model, prompts, METRIC, ("blocks.*.hook_resid_post", zero())), "4 points"),
+        (lambda: controls.point_edit(model, prompts, METRIC, zero()), "is a pair"),
+        (lambda: controls.point_edit(model, prompts, METRIC, ("blocks.*.hook_resid_post", zero())), "4 points"),
         (lambda: controls.ablated(model, prompts, METRIC, []), "different components"),
         (lambda: controls.ablated(model, prompts, METRIC, [0, 1, 2], of="mlps"), "too few"),
     ):

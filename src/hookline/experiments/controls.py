@@ -39,7 +39,7 @@ from hookline.model import HookedModel
 from hookline.rerun.changes import Variant
 from hookline.text.token_positions import Positions
 
-__all__ = ["Comparison", "ablated", "change", "contrast", "direction"]
+__all__ = ["Comparison", "ablated", "contrast", "direction", "point_edit"]
 
 
 def __dir__() -> list[str]:
@@ -159,7 +159,7 @@ def contrast(
     return prepared_runs.compared(f"difference of means at {point.name}", changes, drawn, of, info, batch_size)
 
 
-def change(
+def point_edit(
     model: HookedModel,
     prompts: Prompt,
     metric: Any,
@@ -171,7 +171,7 @@ def change(
 ) -> Comparison:
     """Compare the effect of an edit at a point with random changes, as large as it is at each position and head.
 
-        >>> found = controls.change(model, prompt, metrics.logit_diff(" Mary", " John"), ("z3", edits.zero(head=4)))
+        >>> found = controls.point_edit(model, prompt, metrics.logit_diff(" Mary", " John"), ("z3", edits.zero(head=4)))
         >>> round(found.effect, 1), found.is_outside
         (-8.8, False)
 
