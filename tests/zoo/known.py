@@ -29,8 +29,8 @@ KNOWN: tuple[Known, ...] = (
         "torchvision",
         "convnext_*",
         "bwd_hooks reading",
-        "the block writes in place to what stochastic depth returned unchanged; the gradient there is read through a view, "
-        "and torch then adds up the gradient of a parameter in another order",
+        "the block writes in place to what stochastic depth returned unchanged; the gradient there is read through a "
+        "view, and torch then adds up the gradient of a parameter in another order",
         "docs/reliability.md",
     ),
     Known(
