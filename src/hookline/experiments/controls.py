@@ -38,7 +38,7 @@ from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
 from hookline.rerun.changes import Variant
 
-__all__ = ["Comparison", "ablated", "contrast", "direction", "point_edit"]
+__all__ = ["ControlComparison", "ablated", "contrast", "direction", "point_edit"]
 
 
 def __dir__() -> list[str]:
@@ -46,7 +46,7 @@ def __dir__() -> list[str]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
+class ControlComparison:
     """The change of a metric by what was tested, and the range of the changes by random draws of the same size."""
 
     about: str
@@ -83,7 +83,7 @@ def direction(
     draws: int = DRAWS,
     seed: int = 0,
     batch_size: int | Literal["auto"] = "auto",
-) -> Comparison:
+) -> ControlComparison:
     """Add a direction at a layer, and compare its effect with those of random directions of the same norm.
 
         >>> vectors = steering.contrast_vectors(model, texts[1], texts[0])
@@ -124,7 +124,7 @@ def contrast(
     draws: int = DRAWS,
     seed: int = 0,
     batch_size: int | Literal["auto"] = "auto",
-) -> Comparison:
+) -> ControlComparison:
     """Add the difference of the means of two kinds of prompts, and compare it with that of shuffled labels.
 
         >>> metric = metrics.logit_diff(" Rome", " Paris")
@@ -167,7 +167,7 @@ def point_edit(
     draws: int = DRAWS,
     seed: int = 0,
     batch_size: int | Literal["auto"] = "auto",
-) -> Comparison:
+) -> ControlComparison:
     """Compare the effect of an edit at a point with random changes, as large as it is at each position and head.
 
         >>> found = controls.point_edit(model, prompt, metrics.logit_diff(" Mary", " John"), ("z3", edits.zero(head=4)))
@@ -210,7 +210,7 @@ def ablated(
     draws: int = DRAWS,
     seed: int = 0,
     batch_size: int | Literal["auto"] = "auto",
-) -> Comparison:
+) -> ControlComparison:
     """Ablate a set of components together, and compare it with random sets of as many other components.
 
         >>> metric = metrics.logit_diff(" Mary", " John")
@@ -270,7 +270,7 @@ class _Runs:
     def _bases(self) -> Sequence[Any]:
         return self.reader.bases
 
-    def compared(self, *args: Any) -> Comparison:
+    def compared(self, *args: Any) -> ControlComparison:
         """The effect of a change, and those of others."""
         return _compared(self.reader, *args)
 
@@ -283,7 +283,7 @@ def _compared(
     of: str,
     info: dict[str, Any],
     batch_size: int | Literal["auto"],
-) -> Comparison:
+) -> ControlComparison:
     """Measure all of them in the same batches."""
     if len(reader.metrics) != 1:
         raise HooklineError(f"a control compares one metric, but there are {', '.join(reader.metrics)}: one at a time")
@@ -298,7 +298,7 @@ def _compared(
     changes = means - clean[:, None]
     (name,) = reader.metrics
     control = Control(low, high, len(drawn), of)
-    return Comparison(
+    return ControlComparison(
         f"{name}, {about}", float(changes[0, 0]), control, changes[0, 1:], {"clean": float(clean[0]), **info}
     )
 
