@@ -13,7 +13,7 @@ from hookline.errors import HooklineError, how_many, warn
 from hookline.experiments.core.aligned import PromptPositions
 from hookline.experiments.core.continuations import continued, prompt_pair, ready_metrics
 from hookline.experiments.core.labels import Label, about, number_text, said_points
-from hookline.experiments.core.measure import Options, Reader, measured, metric_values
+from hookline.experiments.core.measure import ControlledOptions, Reader, measured, metric_values
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
 from hookline.experiments.core.sweep import (
     CellBuilder,
@@ -73,7 +73,7 @@ def sweep(
     (the result of an interrupted sweep).
     """
     check_patch_direction(direction)
-    how, where = Options.of(options), sweep_points(model, points, over, layers)
+    how, where = ControlledOptions.of(options), sweep_points(model, points, over, layers)
     if isinstance(clean, ActivationCache):
         if direction == "noise":
             raise HooklineError("noise patches into the clean run, so it needs the clean prompt, not a cache")

@@ -20,6 +20,7 @@ from torch import Tensor
 from hookline.errors import HooklineError, how_many
 from hookline.experiments.core import labels as check
 from hookline.experiments.core.labels import Label, find_label, indices, listed, needed, number_text
+from hookline.experiments.core.random_changes import CONTROL, Control
 from hookline.experiments.results import intervals, paired_tests
 from hookline.experiments.results.comparisons import Comparison
 from hookline.experiments.results.intervals import IntervalMethod
@@ -81,6 +82,47 @@ class Result:
             return check.plain_label(value, key)
         self._aligned(value, f"info[{key!r}]")
         return replace(value, info={}, by_example=None)  # the outer info has it
+
+    @property
+    def control(self) -> Control:
+        """The range that random changes of equal norm give, in the unit of the values: `low`, `high` and `draws`."""
+        if missing := [key for key in CONTROL if key not in self.info]:
+            raise HooklineError(f"this result has no control: its info has no {listed(missing)}")
+        return Control(*(self.info[key] for key in CONTROL))
+
+    def _control_under(self, change: Callable[[Any], Any]) -> dict[str, Any]:
+        """The entries of `info` about the control, after a change of the values that keeps or reverses their order."""
+        if not all(key in self.info for key in CONTROL):
+            return {}
+        low, high = change(self.control.low), change(self.control.high)
+        if isinstance(low, Result):
+            ends = torch.stack([low.values, high.values])
+            low, high = replace(low, values=ends.amin(0)), replace(high, values=ends.amax(0))
+        else:
+            low, high = sorted((low, high))
+        return {"control_low": low, "control_high": high, "control_draws": self.control.draws}
+
+    def _combined_control(
+        self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str
+    ) -> dict[str, Any]:
+        """The entries of `info` about the control, combined with a number; none for a result, which differs by cell."""
+        if isinstance(other, Result):
+            return {}
+        number = torch.tensor(other)
+        return self._control_under(
+            lambda end: (
+                end._combined(other, combine, sign)
+                if isinstance(end, Result)
+                else float(combine(torch.tensor(end), number))
+            )
+        )
+
+    def _without_control(self) -> Result:
+        """The result, and that of its examples, without the range of a control."""
+        inner = None if self.by_example is None else self.by_example._without_control()
+        return replace(
+            self, info={key: value for key, value in self.info.items() if key not in CONTROL}, by_example=inner
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,8 +207,9 @@ class Result:
     def _minus_origin(self) -> Result:
         origin = self._origin()
         info = {key: value for key, value in self.info.items() if key not in BASELINES}
-        values = self.values - self._baseline(origin)
-        return replace(self, values=values, name=f"{self.name} − {origin}", info=info, by_example=None)
+        zero = self._baseline(origin)
+        info |= self._control_under(lambda end: self._rescaled(end, zero, torch.ones_like(zero)))
+        return replace(self, values=self.values - zero, name=f"{self.name} − {origin}", info=info, by_example=None)
 
     def compare(self, other: Result | float, *, test: Literal["auto", "t", "sign-flip"] = "auto") -> Comparison:
         """Whether the mean differs from that of another result of the same prompts, or from a number, in each cell.
@@ -241,8 +284,8 @@ class Result:
         return self * -1.0
 
     def __abs__(self) -> Result:
-        absolute = self * 1.0
-        name, inner = f"|{self.name}|", absolute.by_example
+        absolute, name = (self * 1.0)._without_control(), f"|{self.name}|"
+        inner = absolute.by_example
         if inner is not None:
             inner = replace(inner, values=inner.values * self.values.sign()[..., None], name=name)
         return replace(absolute, values=self.values.abs(), name=name, by_example=inner)
@@ -250,12 +293,13 @@ class Result:
     def _combined(self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str) -> Result:
         if not isinstance(other, Result | int | float):
             return NotImplemented
-        info = {key: value for key, value in self.info.items() if key not in BASELINES}
+        info = {key: value for key, value in self.info.items() if key not in (*BASELINES, *CONTROL)}
         if isinstance(other, Result):
             info = {key: value for key, value in info.items() if value == other.info.get(key)}
             values, label, complete = self._aligned(other, other.name), other.name, other.complete
         else:
             values, label, complete = torch.tensor(other), number_text(other), True
+        info |= self._combined_control(other, combine, sign)
         combined = replace(
             self,
             values=combine(self.values, values),
@@ -280,7 +324,8 @@ class Result:
             one = torch.ones_like(own_mean)
             slope = {"−": -one, "+": one, "×": own_mean, "/": -own_mean / mean**2}[sign]
             values = values + slope * (ours._aligned(theirs, theirs.name) - mean)
-        info = {key: value for key, value in ours.info.items() if key in combined.info}
+        info = {key: value for key, value in ours.info.items() if key in combined.info and key not in CONTROL}
+        info |= ours._combined_control(other, combine, sign)
         return replace(ours, values=values, name=combined.name, info=info, complete=combined.complete)
 
     @property
@@ -302,14 +347,25 @@ class Result:
                 f"NaN), so the effect cannot be normalized: use prompts or a metric for which they differ"
             )
         values = (self.values - corrupted) / span
+        ends = self._control_under(lambda end: self._rescaled(end, corrupted, span))
         between = {"clean": 1.0, "corrupted": 0.0, "normalized": True}
         inner = self.by_example
         if inner is not None:  # to first order, as the quotient of two means
             clean_each, corrupted_each = (inner._baseline(key) for key in BASELINES)
             change = inner.values - corrupted_each - values[..., None] * (clean_each - corrupted_each)
             shares = values[..., None] + change / span[..., None]
-            inner = replace(inner, values=shares, info={**inner.info, **between})
-        return replace(self, values=values, info={**self.info, **between}, by_example=inner)
+            # Without a control: it would be another one for each cell.
+            inner = replace(inner._without_control(), values=shares)
+            inner = replace(inner, info={**inner.info, **between})
+        return replace(self, values=values, info={**self.info, **ends, **between}, by_example=inner)
+
+    def _rescaled(self, end: Result | float, zero: Tensor, span: Tensor) -> Result | float:
+        """One end of the control's range, as the values are rescaled."""
+        if not isinstance(end, Result):
+            return float((end - zero) / span)
+        gone = [dim for dim, axis in enumerate(self.axes) if axis not in end.axes]
+        values = ((self._aligned(end, "control") - zero) / span).squeeze(gone)
+        return replace(end, values=values)
 
     def top(self, k: int = 10, by: Literal["abs", "value", "lowest", "effect"] | None = None) -> TopCells:
         """The top `k` cells, in order, without missing cells.
@@ -452,8 +508,11 @@ class Result:
         )
         lines = [self._title() + (reach if self.axes else f" = {number_text(float(self.values))}")]
         info = {key: value for key, value in self.info.items() if isinstance(value, bool | int | float | str)}
+        info = {key: value for key, value in info.items() if key not in CONTROL}
         if info:
             lines.append(", ".join(f"{key} {number_text(value)}" for key, value in info.items() if key != "experiment"))
+        if all(key in self.info for key in CONTROL):
+            lines.append(self._control_line())
         if isinstance(hooks := self.info.get("hooks"), list) and hooks:
             more = ", …" if len(hooks) > 3 else ""
             lines.append(f"with {how_many(len(hooks), 'hook')} on the model: {', '.join(map(str, hooks[:3]))}{more}")
@@ -463,6 +522,12 @@ class Result:
         if not self.complete:
             lines.append(f"incomplete: {len(done)} of {self.values.numel()} cells are done, the others are NaN")
         return lines
+
+    def _control_line(self) -> str:
+        low, high, draws, of = self.control
+        if isinstance(low, Result) and isinstance(high, Result):
+            low, high = float(low.values.min()), float(high.values.max())
+        return f"control {number_text(low)} to {number_text(high)}: {draws} {of}"
 
     def _title(self) -> str:
         sizes = " × ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.shape, strict=True))

@@ -17,7 +17,7 @@ from hookline.errors import HooklineError, warn
 from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import Options, measured, reader_of
+from hookline.experiments.core.measure import ControlledOptions, measured, reader_of
 from hookline.experiments.core.prompts import (
     Prompt,
     Prompts,
@@ -241,7 +241,7 @@ def sweep_layers(
     if isinstance(coefficients, int | float | str) or not len(coefficients):
         raise HooklineError(f"coefficients is a list of numbers, such as [1.0, 2.0], got {coefficients!r}")
     check_language_model(model)
-    how = Options.of(options)
+    how = ControlledOptions.of(options)
     selected_layers = vectors.layers if layers is None else layer_numbers(layers, model.cfg.n_layers)
     added = {layer: vectors.fitting(model, layer) for layer in selected_layers}
     points = {layer: vectors.point(model, layer) for layer in selected_layers}
@@ -287,14 +287,14 @@ def _damage(
     times: Sequence[float],
     rows: Prompts,
     damage: Damage,
-    how: Options,
+    how: ControlledOptions,
 ) -> Result:
     """How much the vectors change the predictions on neutral texts, at every position."""
     bases = baselines(model, rows, keep=[point.name for point in points.values()])
     logits = rows.padded([base.logits for base in bases])
     metric = KL(logits, pos=None) if damage == "kl" else Loss(rows.tokens)
     reader = reader_of(model, bases, rows, metric)
-    measurements = replace(how, per_example=False, resume=None)
+    measurements = replace(how, per_example=False, resume=None, control=0)
     values = measured(reader, _grid(points, added, times, bases, rows, None), {}, measurements)
     return replace(values - float(reader.baseline.mean()), name="damage", info={})
 

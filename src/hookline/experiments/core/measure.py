@@ -17,6 +17,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.metric_positions import positions_read
 from hookline.experiments.core.prompts import Prompts
+from hookline.experiments.core.random_changes import CONTROL, DRAWS, extremes, random_variants
 from hookline.experiments.core.sweep import Grid
 from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.result import Result
@@ -63,12 +64,36 @@ class Options:
                 raise HooklineError(f"this experiment has no option {name!r}: {hint}")
         return cls(**options)
 
+    def draws(self, cells: Sequence[Sequence[Variant]]) -> int:  # noqa: ARG002
+        """How many random changes these cells are compared with."""
+        return 0
+
     def __post_init__(self) -> None:
         is_number = isinstance(self.batch_size, int) and not isinstance(self.batch_size, bool)
         if self.batch_size != "auto" and not (is_number and self.batch_size >= 1):
             raise HooklineError(f'batch_size is "auto" or a positive number of cells, got {self.batch_size!r}')
         if not isinstance(self.resume, Result | None):
             raise HooklineError(f"resume= takes the Result of an interrupted experiment, got {self.resume!r}")
+
+
+@dataclass(frozen=True)
+class ControlledOptions(Options):
+    """The options of an experiment whose cells are compared with random changes."""
+
+    control: int | Literal["auto"] = "auto"
+    """How many random changes of equal norm the cells are compared with; "auto" is 20, but no more than cells."""
+    control_seed: int = 0
+    """The seed of these changes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_number = isinstance(self.control, int) and not isinstance(self.control, bool)
+        if self.control != "auto" and not (is_number and self.control >= 0):
+            raise HooklineError(f'control is "auto" or a number of random changes, 0 for none, got {self.control!r}')
+
+    def draws(self, cells: Sequence[Sequence[Variant]]) -> int:
+        """As many as requested; by default so few that the experiment does not take twice as long."""
+        return self.control if self.control != "auto" else min(DRAWS, sum(map(any, cells)))
 
 
 def metric_values(metrics: Metrics, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
@@ -169,8 +194,40 @@ def measured(
         copies = reader.prompts.copies if before.axes[-1:] == (axis,) else 1
         before_values = before.values.reshape(len(names), len(grid.variants), -1).repeat_interleave(copies, -1)
         old = before_values.expand_as(old).to(old)
-    measurements, complete = measure(reader, grid.variants, how, old)
-    return result(measurements, complete=complete, keep=keep)
+    has_control = how.resume is not None and CONTROL[0] in how.resume.info
+    draws = 0 if has_control else how.draws(grid.variants)
+    drawn = random_variants(grid.variants, draws, getattr(how, "control_seed", 0))
+    old = torch.cat([old, old.new_full((len(names), len(drawn), old.shape[-1]), torch.nan)], 1)
+    measurements, _ = measure(reader, [*grid.variants, *drawn], how, old)
+    measurements, controls = measurements.split([len(grid.variants), len(drawn)], 1)
+    new = result(measurements, complete=not bool(measurements.isnan().any()), keep=keep)
+    if has_control:
+        return _with_control_of(how.resume, new)
+    return _controlled(new, reader, controls, axis) if drawn and not bool(controls.isnan().any()) else new
+
+
+def _with_control_of(old: Any, new: Result) -> Result:
+    """A result with the control of the one that it continues."""
+    inner, ends = new.by_example, {key: old.info[key] for key in CONTROL}
+    if inner is not None and old.by_example is not None:
+        inner = _with_control_of(old.by_example, inner)
+    return replace(new, info={**new.info, **ends}, by_example=inner)
+
+
+def _controlled(result: Any, reader: Reader, drawn: Float[Tensor, "metric draw example"], axis: str) -> Any:
+    """A result with the range of its control in `info`: that of the means, or for each example where it has them."""
+    if not isinstance(result, Result):
+        return result
+    copies, names, per_example = reader.prompts.copies, list(reader.metrics), axis in result.axes
+    both = [x.unflatten(-1, (-1, copies)).mean(-1) for x in (drawn, reader.baseline.cpu())]
+    values, baseline = both if per_example else [x.mean(-1, keepdim=True) for x in both]
+    low, high = (
+        packed(ends.expand(len(names), -1), {}, names, axis=axis, per_example=per_example, keep=False)
+        for ends in extremes(values, baseline)
+    )
+    ends = dict(zip(CONTROL, (low, high, drawn.shape[1]), strict=True))
+    inner = None if result.by_example is None else _controlled(result.by_example, reader, drawn, axis)
+    return replace(result, info={**result.info, **ends}, by_example=inner)
 
 
 def packed(

@@ -104,6 +104,14 @@ class Probes(Result):
             raise HooklineError(f"the probe of layer {layer} is zero: there is nothing to project out")
         return [(self.points[at], project_out(unit, pos=pos)) for unit in units]
 
+    def functional(self, layer: int, label: Label | None = None) -> tuple[str, Float[Tensor, " d"], Float[Tensor, ""]]:
+        """The point of a layer, and weight and bias of one score there: of two classes the second minus the first."""
+        at, of = self._layer(layer), self._class(label)
+        weight, bias = self.weights[at], self.bias[at]
+        if len(self.classes) == 2:
+            return self.points[at], weight[of] - weight[1 - of], bias[of] - bias[1 - of]
+        return self.points[at], weight[of], bias[of]
+
     def scores(self, layer: int, x: Float[Tensor, "*place d"]) -> Float[Tensor, "*place class"]:
         """The score of each class for activations at a layer: the largest is the prediction."""
         at = self._layer(layer)
