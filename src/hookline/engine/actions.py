@@ -208,11 +208,7 @@ class Record(PointAction):
         if self.point.only is not None and not self.is_for_this_call():
             return value
         try:
-<<<<<<< HEAD
-            x = self._later(value) if self.takes_deferred else self._now(value)
-=======
-            x = self._later(value) if self.can_wait else self.value_of(value)
->>>>>>> merge
+            x = self._later(value) if self.takes_deferred else self.value_of(value)
         except NoTensorError as error:
             if self.recorder.skips_missing:
                 self.recorder.miss(self.point.name)
