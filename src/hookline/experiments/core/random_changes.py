@@ -60,14 +60,15 @@ def _randomized(change: Change, seed: str) -> Change:
     difference = (change.value.to(before) - before).nan_to_num(0.0, 0.0, 0.0)  # masked scores are -inf in both
     generator = torch.Generator().manual_seed(crc32(f"{seed} {change.point.canonical_name}".encode()))
     letters = change.free_axes
-    if not difference.ndim or letters[-1] == "p":
+    last = letters[-1] if letters else ""  # a native point may have axes of unknown names
+    if not difference.ndim or last == "p":
         signs = torch.randint(2, difference.shape, generator=generator).to(difference) * 2 - 1
         moved = difference * signs
     else:
         shape = [1 if letter == "p" else size for letter, size in zip(letters, difference.shape, strict=False)]
         shape += difference.shape[len(shape) :]
         noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(difference.device)
-        if letters[-1] == "k":  # of keys, those that are masked stay so
+        if last == "k":  # of keys, those that are masked stay so
             noise = noise * ((before != 0) | (change.value.to(before) != 0))
         norms = noise.norm(dim=-1, keepdim=True)
         moved = noise * difference.norm(dim=-1, keepdim=True) / norms.masked_fill(norms == 0, 1.0)
