@@ -94,16 +94,14 @@ class KnownChat:
 
         A template may give the same text with and without the beginning of an answer: then it is if `is_answered`.
         """
-        if self.chat.is_open != is_answered and self._is_open_anyway:
-            return is_answered
-        return self.chat.is_open
+        return self.chat.is_open or (is_answered and self._is_open_anyway)
 
     @cached_property
     def _is_open_anyway(self) -> bool:
         """Whether the template gives the same text with and without the beginning of an answer."""
         chat = self.chat
         try:
-            return chat.templates.render(chat.messages, is_open=not chat.is_open) == chat
+            return chat.templates.render(chat.messages, is_open=True) == chat
         except HooklineError:
             return False
 
@@ -117,8 +115,7 @@ def remember_chat(tokenizer: Any, ids: Sequence[int], chat: Chat) -> KnownChat:
     """Note the tokens of a conversation."""
     key = _key(ids)
     known: KnownChat | None = _chats.get(tokenizer, key)
-    is_same = known is not None and known.chat.messages == chat.messages and known.chat.is_open == chat.is_open
-    if known is None or not is_same:
+    if known is None or not known.chat.is_like(chat):
         known = KnownChat(chat, ids, tokenizer)
     _chats.put(tokenizer, key, known)
     _sizes.put(tokenizer, len(key), len(key))

@@ -19,7 +19,9 @@ _SHAPES = (
     ("user", "assistant", "user", "assistant"),
     ("system", "user"),
     ("user",),
-    ("user", "user", "assistant", "assistant", "user"),
+    ("user", "user", "assistant", "assistant"),
+    ("user", "assistant", "assistant", "user"),
+    ("user", "assistant", "tool", "assistant"),
     ("user", "assistant", "tool", "assistant", "user"),
 )
 _PLACES = tuple(chr(code) for code in range(0x40000, 0x40005))
@@ -61,19 +63,24 @@ _known_markers = Recent(8)
 
 
 def _parsed(templates: Templates, markers: _Markers, text: str) -> Chat | None:
+    """The conversation that a text is; None if it may be several, such as with and without a merged system prompt."""
+    chats = dict[tuple[str, ...], Chat]()
     for role, start in markers.before.items():
-        if not text.startswith(start):
+        for messages in _taken_apart(markers, text, role, len(start)) if text.startswith(start) else ():
+            if not any(token in message["content"] for message in messages for token in markers.special):
+                chat = _rendering(templates, messages, text)
+                chats |= {} if chat is None else {tuple(message["role"] for message in messages): chat}
+    return next(iter(chats.values())) if len(chats) == 1 else None
+
+
+def _rendering(templates: Templates, messages: list[dict[str, Any]], text: str) -> Chat | None:
+    for is_open in (False, True):
+        try:
+            chat = Chat.of(templates, messages, is_open=is_open)
+        except HooklineError:
             continue
-        for messages in _taken_apart(markers, text, role, len(start)):
-            if any(token in message["content"] for message in messages for token in markers.special):
-                continue
-            for is_open in (False, True):
-                try:
-                    chat = Chat.of(templates, messages, is_open=is_open)
-                except HooklineError:
-                    continue
-                if chat == text:
-                    return chat
+        if chat == text:
+            return chat
     return None
 
 

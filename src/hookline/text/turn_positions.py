@@ -199,7 +199,7 @@ class TurnMeaning(TextMeaning):
 def turns_of(tokenizer: Any, ids: tuple[int, ...], prompt: Prompt) -> list[tuple[str, list[int]]]:
     """The role and the tokens of each turn; the last may be the one that is being written."""
     known = chat_of(tokenizer, ids[: prompt.length])
-    is_answered = prompt.is_answered or prompt.length > len(known.ids)
+    is_answered = prompt.is_answered or len(ids) > len(known.ids)
     turns = known.turns(prompt.length, is_answered=is_answered)
     if known.is_open(is_answered=is_answered) and prompt.length >= len(known.ids):
         new = range(len(known.ids), len(ids))
