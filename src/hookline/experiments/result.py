@@ -192,7 +192,8 @@ class Result:
         """The lowest and the highest mean of each cell that its examples allow, in a share `level` of all cases.
 
         "bootstrap" draws the examples anew 2,000 times, the same for all cells and always the same ones, and widens the
-        percentiles for few examples; with fewer than eight it is still too narrow. "normal" is `sem` times 1.96.
+        percentiles for few examples; with fewer than eight, the interval is Student's t. "normal" is `sem` times 1.96.
+        A cell with an infinite example has NaN.
         """
         examples = self._examples("interval").values
         low, high = intervals.interval(examples, level, method)
@@ -222,7 +223,7 @@ class Result:
         if isinstance(other, Result):
             theirs, name = other._examples("compare"), f" − {other.name}"
             ours._check_paired(theirs)
-            differences = ours.values - ours._aligned(theirs, other.name)
+            differences = paired_tests.paired_differences(ours.values, ours._aligned(theirs, other.name))
         else:
             differences, name = ours.values - float(other), f" − {number_text(float(other))}" if other else ""
         chosen = paired_tests.test_for(differences.shape[-1], test)
@@ -334,7 +335,7 @@ class Result:
         if missing := [key for key in BASELINES if key not in self.info]:
             raise HooklineError(
                 f"normalized needs the metric of a clean and of a corrupted run, but this result has no "
-                f"{' and no '.join(missing)} run: use result - result.info['clean'], or set result.info[{missing[0]!r}]"
+                f"{' and no '.join(missing)} run: use result.effect, or set result.info[{missing[0]!r}]"
             )
         clean, corrupted = (self._baseline(key) for key in BASELINES)
         span = clean - corrupted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, Self, TypeAlias
@@ -120,17 +120,14 @@ class Reader:
     """Evaluates metrics on the logits of all prompts, at the positions that the metrics read."""
 
     def __init__(
-        self, bases: Sequence[Baseline], prompts: Prompts, metrics: Metrics, *, all_read: bool = False
+        self, bases: Sequence[Baseline], prompts: Prompts, metrics: Metrics, *, read: Iterable[int] | None = None
     ) -> None:
         self.bases, self.prompts, self.metrics = bases, prompts, metrics
         self.fit = BatchFitter("cells")
         self.logits = prompts.padded([base.logits for base in bases])
         """The logits of the runs that are changed."""
         self.baseline = metric_values(metrics, self.logits)
-        read = torch.full((prompts.width,), all_read)
-        for metric in metrics.values():
-            read |= positions_read(metric, self.logits).cpu()
-        self.read: list[int] = read.nonzero().flatten().tolist()
+        self.read: list[int] = self._positions_read() if read is None else [*read]
         self._buffer = torch.full_like(self.logits, torch.nan)
         self._buffer[:, self.read] = self.logits[:, self.read]
         columns = [[position for position in self.read if position in span] or [span[-1]] for span in prompts.spans]
@@ -140,6 +137,10 @@ class Reader:
             for row_positions, span in zip(columns, prompts.spans, strict=True)
         ]
         """For each prompt, the positions in its text that are read."""
+
+    def _positions_read(self) -> list[int]:
+        read = [positions_read(metric, self.logits).cpu() for metric in self.metrics.values()]
+        return torch.stack(read).any(0).nonzero().flatten().tolist()
 
     def value(self, logits: Sequence[Float[Tensor, "pos vocab"]]) -> Float[Tensor, "metric example"]:
         """The values of the metrics, from the logits of each prompt at the positions that are read; may be NaN."""
@@ -160,10 +161,20 @@ class Reader:
         return value.expand(rows)
 
 
-def reader_of(model: HookedModel, bases: Sequence[Baseline], prompts: Prompts, metric: Any) -> Reader:
-    """A reader of the metric, as the user specified it, on variants of these runs."""
+def reader_of(
+    model: HookedModel,
+    bases: Sequence[Baseline],
+    prompts: Prompts,
+    metric: Any,
+    *,
+    read: Iterable[int] | None = None,
+) -> Reader:
+    """A reader of the metric, as the user specified it, on variants of these runs.
+
+    `read` has the columns that the metric reads, where they are known; otherwise it is run to find them.
+    """
     logits = prompts.padded([base.logits for base in bases])
-    return Reader(bases, prompts, as_metric(metric, model, logits, None, prompts.tokens, prompts.mask))
+    return Reader(bases, prompts, as_metric(metric, model, logits, None, prompts.tokens, prompts.mask), read=read)
 
 
 def measured(
@@ -323,7 +334,7 @@ def measure(
     except KeyboardInterrupt:
         return values.cpu(), False
     if missing := _with_nan(values):  # where a metric read more positions than in the baseline
-        full = Reader(reader.bases, reader.prompts, reader.metrics, all_read=True)
+        full = Reader(reader.bases, reader.prompts, reader.metrics, read=range(reader.prompts.width))
         full.fit = reader.fit
         _fill(values, full, variants, missing, how, HiddenBar())
         for name, cells in zip(reader.metrics, values, strict=True):
