@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 _LARGEST_EXACT_COUNT = 2**24  # in float32
 
 
