@@ -177,9 +177,10 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         returned. With `start_at_layer` the layers before it do not run, and the input is the residual stream that
         enters it; the loss then needs `tokens`, as do a few models that read them in later layers.
 
-        An encoder-decoder model also takes `decoder_input`; the default is its start token. A model without a head
-        returns its last hidden state as logits. With `labels` the loss is the model's own, and by default the model's
-        own output is returned, so that Trainer and peft can train the wrapper; so it is if it has no logits.
+        An encoder-decoder model also takes `decoder_input`; the default is its start token. A vision model takes a
+        float tensor of images. A model without a head returns its last hidden state as logits. With `labels` the loss
+        is the model's own, and by default the model's own output is returned, so that Trainer and peft can train the
+        wrapper; so it is if it has no logits.
         """
         if kwargs:
             self._check_options(kwargs)
@@ -265,7 +266,9 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
 
         Takes the arguments of a call (`input`, `images`, …) and of `HookedModule.run_with_cache` (`names_filter`, …).
         """
+        passes_stream_on = kwargs.get("names_filter") is not None and self._passes_stream_on(kwargs.get("fwd_hooks"))
         output, cache = super().run_with_cache(*args, **kwargs)
+        cache.passes_stream_on = passes_stream_on  # type: ignore[attr-defined]
         logits = output[0] if isinstance(output, tuple) else output
         logits = logits.get("logits") if isinstance(logits, Mapping) else logits
         is_whole = kwargs.get("stop_at_layer") is None
@@ -297,6 +300,8 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         prompt, images = self._read(input, images)
         if isinstance(prompt, Mapping) or images is not None:
             return dict(self.to_inputs(prompt, images) if images is not None else prompt)
+        if self._are_pixels(prompt):
+            return {"pixel_values": prompt.to(self.device)}
         ids, mask = self._inputs(prompt, None, None)
         return {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
 
@@ -304,7 +309,16 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         """The activations only; layers after the last that is needed do not run. See `HookedModule.cache`."""
         if len(args) < 2 and kwargs.get("stop_at_layer") is None:
             kwargs.setdefault("return_type", None)
-        return super().cache(*args, stop_early=stop_early, **kwargs)
+        passes_stream_on = self._passes_stream_on(kwargs.get("fwd_hooks"))
+        cache = super().cache(*args, stop_early=stop_early, **kwargs)
+        cache.passes_stream_on = passes_stream_on  # type: ignore[attr-defined]
+        return cache
+
+    def _passes_stream_on(self, fwd_hooks: Any) -> bool:
+        """Whether nothing can change the stream between two layers: no hook, and not the model."""
+        is_hooked = fwd_hooks or self.index.active_hooks()
+        is_hooked = is_hooked or any(block.module._forward_pre_hooks for block in self.anatomy.blocks)
+        return not is_hooked and not self.anatomy.main.architecture.adds_between_layers
 
     def plan(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import Hooked, HookPoint, Kind, Site, lens_of
-from hookline.errors import HooklineError, UnknownPointError, warn
+from hookline.errors import HooklineError, warn
 from hookline.functions.signatures import parameters_of
 from hookline.loading import hook
 from hookline.model import HookedModel
@@ -28,7 +28,7 @@ _SIDES = {"in": Kind.INPUT, "out": Kind.OUTPUT}
 @torch.no_grad()
 def collect(
     net: nn.Module | Hooked,
-    filter: Filter | type[nn.Module],
+    filter: Filter,
     statistics: Mapping[str, Statistic | Mapping[str, Statistic]],
     data: Iterable[Any],
     *,
@@ -98,23 +98,10 @@ def _is_statistic(statistic: Any) -> bool:
         return False
 
 
-def _modules(hooked: Any, filter: Any) -> dict[str, nn.Module]:
+def _modules(hooked: Any, filter: Filter) -> dict[str, nn.Module]:
     """The modules that a filter of points means, by path."""
-    root = hooked.index.root
-    if isinstance(filter, type):
-        chosen = _of_class(root, filter)
-    else:
-        chosen = {point.site.module for point in hooked.index.select(filter)}
-    return {path: module for path, module in root.named_modules() if module in chosen}
-
-
-def _of_class(root: nn.Module, kind: type) -> set[nn.Module]:
-    """The modules of exactly that class."""
-    chosen = {module for module in root.modules() if type(module) is kind}
-    if not chosen:
-        classes = sorted({type(module).__name__ for module in root.modules()})
-        raise UnknownPointError(f"no module is a {kind.__name__}: the classes are {', '.join(classes)}")
-    return chosen
+    chosen = {point.site.module for point in hooked.index.select(filter)}
+    return {path: module for path, module in hooked.index.root.named_modules() if module in chosen}
 
 
 def _point(hooked: Any, name: str, module: nn.Module, side: str) -> HookPoint:
