@@ -180,6 +180,21 @@ def test_token_ids_as_baseline() -> None:
             call(net, ids)
 
 
+def test_token_ids_as_baseline_among_other_integers() -> None:
+    class Named(Tokens):
+        def forward(self, attention_mask, input_ids):
+            return super().forward(input_ids, attention_mask)
+
+    torch.manual_seed(0)
+    net, ids, blank = Named().eval(), torch.randint(1, 20, (2, 5)), torch.full((2, 5), 7)
+    mask = torch.ones_like(ids)
+    expected = networks.integrated_gradients(net, (mask, ids), 1, "embed", net.embed(blank).detach()).values
+    inputs = {"attention_mask": mask, "input_ids": ids}
+    torch.testing.assert_close(networks.integrated_gradients(net, inputs, 1, "embed", blank).values, expected)
+    with pytest.raises(HooklineError, match="'mask', 'ids'"):
+        networks.integrated_gradients(Tokens().eval(), {"mask": mask, "ids": ids}, 1, "embed", blank)
+
+
 def test_guided_backprop_is_for_every_relu(cnn, x) -> None:
     class Guided(torch.autograd.Function):
         @staticmethod

@@ -93,9 +93,22 @@ def _ids_place(inputs: NetworkInputs, baseline: Any) -> int | None:
     """The integer input that a baseline has the shape of, if it is token ids."""
     if not isinstance(baseline, Tensor) or baseline.is_floating_point() or not baseline.ndim:
         return None
-    for place, value in enumerate(inputs.values):
-        if isinstance(value, Tensor) and not value.is_floating_point() and value.shape[-1:] == baseline.shape[-1:]:
-            return place
+    places = [
+        place
+        for place, value in enumerate(inputs.values)
+        if isinstance(value, Tensor) and not value.is_floating_point() and value.shape[-1:] == baseline.shape[-1:]
+    ]
+    names = inputs.names or ()
+    if "input_ids" in names and names.index("input_ids") in places:
+        return names.index("input_ids")
+    if len(places) > 1 and names:
+        candidates = ", ".join(repr(names[place]) for place in places)
+        raise HooklineError(
+            f"a baseline of token ids may be for {candidates}: pass the activation that the baseline has at the point, "
+            f"from net.cache(…)"
+        )
+    if places:
+        return places[0]
     shapes = [list(value.shape) for value in inputs.values if isinstance(value, Tensor)]
     raise HooklineError(f"a baseline of token ids has the shape of the input, {shapes}, not {list(baseline.shape)}")
 
