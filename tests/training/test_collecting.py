@@ -86,5 +86,5 @@ def test_a_module_that_is_not_called_is_left_out() -> None:
 
 
 def test_a_tensor_is_no_batches(mlp) -> None:
-    with pytest.raises(HooklineError, match=r"data\.split"):
+    with pytest.raises(HooklineError):
         collect(mlp, nn.Linear, {"in": mean}, torch.randn(6, 4))
