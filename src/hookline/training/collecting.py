@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import Hooked, HookPoint, Kind, Site, lens_of
-from hookline.errors import HooklineError, warn
+from hookline.errors import HooklineError
 from hookline.functions.signatures import parameters_of
 from hookline.loading import hook
 from hookline.model import HookedModel
 from hookline.progress import progress_bar
 from hookline.training.streaming import Accumulator
+from hookline.training.training_mode import warn_if_changing
 from hookline.types import Filter
 from hookline.values.structures import map_tensors
 
@@ -52,9 +53,11 @@ def collect(
         >>> statistics["fc1"]["in"]["mean"].shape
         torch.Size([4])
     """
+    if isinstance(data, Tensor):
+        raise HooklineError("data yields batches, and a tensor would be run row by row: pass data.split(64)")
     hooked: Any = hook(net)  # type: ignore[arg-type]
     sides, modules = _checked(statistics), _modules(hooked, filter)
-    _warn_if_changing(hooked.index.root)
+    warn_if_changing(hooked.index.root, "the network")
     results: dict[str, dict[str, dict[str, Accumulator]]] = {}
     hooks, silent = [], {*modules.values()}
     for (name, module), (side, kinds) in product(modules.items(), sides.items()):
@@ -137,14 +140,3 @@ def _call(hooked: Any, batch: Any) -> None:
 def _values(accumulators: dict[str, Accumulator], requested: Any) -> Any:
     values = {key: accumulator.value() for key, accumulator in accumulators.items()}
     return values if isinstance(requested, Mapping) else values[""]
-
-
-def _warn_if_changing(root: nn.Module) -> None:
-    """Warn of modules that compute something else in training mode."""
-    changing = sorted({type(module).__name__ for module in root.modules() if module.training and _is_changing(module)})
-    if changing:
-        warn(f"the network is in training mode, where {', '.join(changing)} compute something else: call eval() first")
-
-
-def _is_changing(module: nn.Module) -> bool:
-    return type(module).__name__.startswith(("Dropout", "BatchNorm")) and getattr(module, "p", 1) != 0
