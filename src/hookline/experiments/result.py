@@ -125,11 +125,11 @@ class Result:
 
         The value of each example is kept beside the means, except for metrics that are one number for all prompts.
         """
-        return statistics.std(self)
+        return statistics.std_of_cells(self)
 
     def sem(self) -> Result:
         """The standard error of the mean over examples: `std` divided by the root of their number."""
-        return statistics.sem(self)
+        return statistics.sem_of_cells(self)
 
     def interval(self, level: float = 0.95, method: IntervalMethod = "bootstrap") -> tuple[Result, Result]:
         """The lowest and the highest mean of each cell that its examples allow, in a share `level` of all cases.
@@ -138,12 +138,12 @@ class Result:
         percentiles for few examples; with fewer than eight, the interval is Student's t. "normal" is `sem` times 1.96.
         A cell with an infinite example has NaN.
         """
-        return statistics.interval(self, level, method)
+        return statistics.interval_of_cells(self, level, method)
 
     @property
     def effect(self) -> Result:
         """The values minus those of the run that was changed, example by example: see `top` for which run that is."""
-        return statistics.effect(self)
+        return statistics.effect_of_cells(self)
 
     def compare(self, other: Result | float, *, test: Literal["auto", "t", "sign-flip"] = "auto") -> Comparison:
         """Whether the mean differs from that of another result of the same prompts, or from a number, in each cell.
@@ -152,7 +152,7 @@ class Result:
         differences, which assumes only that these are symmetric where there is no effect; with more, it is the t test.
         Each cell is tested by itself: of 100 cells without a difference, about 5 have p < 0.05.
         """
-        return statistics.compare(self, other if isinstance(other, Result) else float(other), test)
+        return statistics.compared(self, other if isinstance(other, Result) else float(other), test)
 
     def __sub__(self, other: Result | float) -> Result:
         """The difference from a number, or from a result with the same axes or some of them."""
@@ -173,17 +173,17 @@ class Result:
         return self * -1.0
 
     def __abs__(self) -> Result:
-        return arithmetic.absolute(self)
+        return arithmetic.absolute_cells(self)
 
     def _combined(self, other: Result | float, operation: arithmetic.Operation) -> Result:
         if not isinstance(other, Result | int | float):
             return NotImplemented
-        return arithmetic.combined(self, other, operation)
+        return arithmetic.combined_cells(self, other, operation)
 
     @property
     def normalized(self) -> Result:
         """The values rescaled so that 0 is the value of the corrupted run and 1 that of the clean run."""
-        return arithmetic.normalized(self)
+        return arithmetic.normalized_cells(self)
 
     def top(self, k: int = 10, by: Order | None = None) -> TopCells:
         """The top `k` cells, in order, without missing cells.
@@ -192,7 +192,7 @@ class Result:
         was changed (the corrupted run if `info` has direction "denoise", otherwise the clean run); by "abs" those with
         the largest absolute value, by "value" the largest, by "lowest" the lowest.
         """
-        return top_cells.top(self, k, by)
+        return top_cells.top_of_cells(self, k, by)
 
     def item(self) -> float:
         """The value of a result with a single number."""
@@ -262,12 +262,12 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the result, with labels and info, to a safetensors file."""
-        result_files.save(self, path)
+        result_files.save_result(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a file that `save` wrote; a damaged file, or another kind of file, raises an error."""
-        return result_files.load(cls, path)
+        return result_files.load_result(cls, path)
 
     def __repr__(self) -> str:
         return "\n  ".join(self._lines(top=3))

@@ -25,7 +25,7 @@ _FUNCTIONS: Mapping[Operation, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def absolute(result: Result) -> Result:
+def absolute_cells(result: Result) -> Result:
     """The absolute values of the means; examples change their sign with their mean."""
     same = result * 1.0
     name, inner = f"|{result.name}|", same.by_example
@@ -34,7 +34,7 @@ def absolute(result: Result) -> Result:
     return replace(same, values=result.values.abs(), name=name, by_example=inner)
 
 
-def combined(result: Result, other: Result | float, operation: Operation) -> Result:
+def combined_cells(result: Result, other: Result | float, operation: Operation) -> Result:
     """The sum, difference, product or quotient, cell by cell."""
     info = {key: value for key, value in result.info.items() if key not in BASELINES}
     if isinstance(other, int | float):
@@ -70,7 +70,7 @@ def _combined_examples(result: Result, other: Result | float, operation: Operati
     return replace(ours, values=values, name=means.name, info=info, complete=means.complete)
 
 
-def normalized(result: Result) -> Result:
+def normalized_cells(result: Result) -> Result:
     """The values rescaled so that 0 is the value of the corrupted run and 1 that of the clean run."""
     if missing := [key for key in BASELINES if key not in result.info]:
         raise HooklineError(

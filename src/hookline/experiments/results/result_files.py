@@ -19,7 +19,7 @@ _VERSION = "3"  # of the file format
 Kind = TypeVar("Kind", bound="Result")
 
 
-def save(result: Result, path: str | Path) -> None:
+def save_result(result: Result, path: str | Path) -> None:
     """Write a result, with labels and info."""
     tensors, head = _content(result, "")
     content = json.dumps(head, ensure_ascii=False)
@@ -38,7 +38,7 @@ def _content(result: Result, prefix: str) -> tuple[dict[str, Tensor], dict[str, 
     return tensors, head
 
 
-def load(kind: type[Kind], path: str | Path) -> Kind:
+def load_result(kind: type[Kind], path: str | Path) -> Kind:
     """Read a file that `save` wrote."""
     tensors, metadata = read_tensors(path, "result", called="a result", writer="Result.save")
     version, content = metadata.get("version"), metadata.get("content", "")

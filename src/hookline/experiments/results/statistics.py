@@ -31,23 +31,23 @@ def mean_of_examples(result: Result) -> Result:
     return replace(result, values=values, axes=tuple(axes), coords=coords, info=info, by_example=inner)
 
 
-def std(result: Result) -> Result:
+def std_of_cells(result: Result) -> Result:
     """The standard deviation of each cell."""
     return _of_cells(result, intervals.std(_examples(result, "std").values), "std")
 
 
-def sem(result: Result) -> Result:
+def sem_of_cells(result: Result) -> Result:
     """The standard error of the mean of each cell."""
     return _of_cells(result, intervals.sem(_examples(result, "sem").values), "sem")
 
 
-def interval(result: Result, level: float, method: IntervalMethod) -> tuple[Result, Result]:
+def interval_of_cells(result: Result, level: float, method: IntervalMethod) -> tuple[Result, Result]:
     """The bounds of the mean of each cell."""
     low, high = intervals.interval(_examples(result, "interval").values, level, method)
     return _of_cells(result, low, "low"), _of_cells(result, high, "high")
 
 
-def effect(result: Result) -> Result:
+def effect_of_cells(result: Result) -> Result:
     """The values minus those of the run that was changed, with those of each example."""
     inner = None if result.by_example is None else _minus_origin(result.by_example)
     return replace(_minus_origin(result), by_example=inner)
@@ -60,7 +60,7 @@ def _minus_origin(result: Result) -> Result:
     return replace(result, values=values, name=f"{result.name} − {origin}", info=info, by_example=None)
 
 
-def compare(result: Result, other: Result | float, test: str) -> Comparison:
+def compared(result: Result, other: Result | float, test: str) -> Comparison:
     """The difference from another result of the same examples, or from a number, and a paired test of it."""
     ours = _examples(result, "compare")
     if isinstance(other, int | float):

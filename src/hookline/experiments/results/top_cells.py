@@ -50,7 +50,7 @@ class TopCells(list[Cell]):
         return html_table(self._rows())
 
 
-def top(result: Result, k: int, by: Order | None) -> TopCells:
+def top_of_cells(result: Result, k: int, by: Order | None) -> TopCells:
     """The top `k` cells, without missing ones; by default those with the largest effect if there is a baseline."""
     by = by if by is not None else "effect" if result._has_origin() else "abs"
     orders = {"abs": result.values.abs(), "value": result.values, "lowest": -result.values}
