@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from math import cos, pi
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hookline.experiments.probes.linear_fits import Linear
 
-_STEPS, _RATE, _DECAYS, _TINY = 200, 0.05, (0.9, 0.99), 1e-8
+_STEPS, _RATE, _DECAYS = 200, 0.05, (0.9, 0.99)
+_TINY = 1e-6
+"""Slopes and deviations below this are noise: Adam would amplify them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +95,7 @@ class RunningPool:
         self._sums: Float[Tensor, "sum row"] | None = None
 
     def scores(
-        self, values: Float[Tensor, "row column 2"], is_text: Float[Tensor, "row column"]
+        self, values: Float[Tensor, "row column 2"], is_text: Bool[Tensor, "row column"]
     ) -> Float[Tensor, "row column"]:
         """The scores of some more columns, of their scores and logits; NaN before the first token of a row."""
         tokens, logits = values.double().unbind(-1)

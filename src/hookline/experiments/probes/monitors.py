@@ -6,14 +6,14 @@ from math import isfinite
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
 from hookline.experiments.probes.attention_pool import RunningPool
 from hookline.experiments.probes.linear_probes import Probes
-from hookline.hooks.scores import Score
+from hookline.hooks.scores import Score, scores_of
 from hookline.model import HookedModel
 from hookline.text.score_positions import Crossed
 
@@ -92,6 +92,21 @@ class Monitor:
             return torch.zeros(self._rows, 0)
         values = torch.cat(pieces, 1)[:, : self._width]
         return values.masked_fill(~self._is_text(0, values.shape[1]).to(values.device), torch.nan)
+
+    def read(
+        self, x: Float[Tensor, "row position d"], mask: Bool[Tensor, "row position"] | None = None
+    ) -> Float[Tensor, "row position"]:
+        """The scores of activations of texts at its point, as they are in a generation; `mask` is False at padding."""
+        if x.shape[-1] != self._weight.shape[-1]:
+            raise HooklineError(
+                f"the probe reads {self._weight.shape[-1]} dimensions at {self.point!r}, but the activation has "
+                f"{x.shape[-1]}: it was fitted on another model"
+            )
+        weight, bias = self._functionals()
+        values = scores_of(x.float(), weight.to(x.device), bias.to(x.device))
+        if self._query is None:
+            return values[..., 0]
+        return RunningPool().scores(values, torch.ones_like(values[..., 0]).bool() if mask is None else mask.bool())
 
     def above(self, bound: float) -> Crossed:
         """The new tokens after the one whose score was above a bound: `on=` of an edit."""
