@@ -80,6 +80,7 @@ def test_a_saved_page_has_the_scores_at_each_point(model, fitted, tmp_path) -> N
     assert '"view": "scores"' in page
 
 
+@pytest.mark.slow
 def test_tokens_are_colored_by_score(model, fitted, tmp_path) -> None:
     saved = export_page(model, tmp_path / "page.html", PROMPT, probe=fitted["attention"])
     with chromium() as browser, clean_page(browser) as page:

@@ -54,6 +54,7 @@ class Monitor:
         self._bounds = [(stop_above, True), (stop_below, False)]
         self._score: Score | None = None
         self._query, self._pool, self._pooled = probe.query(self.layer), RunningPool(), list[Tensor]()
+        self._is_watching = False
         self._mask: Tensor | None = None
         self._crossed: dict[tuple[float, bool], tuple[int, int, Tensor]] = {}
         self._width: int | None = None
@@ -69,10 +70,15 @@ class Monitor:
         self._mask = None if mask is None else mask.bool()
         self._crossed, self._width = {}, None
         self._pool, self._pooled = RunningPool(), []
+        self._is_watching = True
         self._rows = ids.shape[0]
         can_end = any(bound is not None for bound, _ in self._bounds)
         self._score = Score(point, *self._functionals(), self._ended if can_end else _nothing)
         return self._score
+
+    def end(self) -> None:
+        """Stop watching: the scores stay, but bounds no longer mean tokens."""
+        self._is_watching = False
 
     def settle(self, width: int) -> None:
         """End a generation whose text has so many columns that were run; an error if they were not run once each."""
@@ -118,6 +124,11 @@ class Monitor:
 
     def crossed(self, bound: float, is_above: bool, column: int) -> Tensor:
         """Which rows had a score beyond the bound in a column before this one."""
+        if not self._is_watching:
+            raise HooklineError(
+                f"{self!r} does not watch this run, so there is no score for on=: use generate_with_cache(…, "
+                f"monitors=[monitor]) or stream(…, monitors=[monitor])"
+            )
         pieces = self._token_scores()
         used, start, rows = self._crossed.get((bound, is_above), (0, 0, None))
         if rows is None:
@@ -156,7 +167,8 @@ class Monitor:
     def _pieces(self) -> list[Tensor]:
         if self._score is None:
             raise HooklineError(
-                f"{self!r} has not watched a generation: pass monitors=[monitor] to generate_with_cache or stream"
+                f"{self!r} has not watched a generation: use generate_with_cache(…, monitors=[monitor]) or stream(…, "
+                f"monitors=[monitor])"
             )
         return self._score.pieces
 
