@@ -29,11 +29,11 @@ class Pooled:
 
     def scores(self, x: Float[Tensor, "row d"], text: Int[Tensor, " row"]) -> Float[Tensor, "problem text class"]:
         """The scores of all classes of texts, whose numbers the rows have."""
-        weights = attention(x @ self.queries.T, text)
+        weights = text_softmax(x @ self.queries.T, text)
         return text_sums(self.linear.scores(x).permute(1, 2, 0) * weights[:, None], text).permute(2, 0, 1)
 
 
-def attention(logits: Float[Tensor, "row problem"], text: Int[Tensor, " row"]) -> Float[Tensor, "row problem"]:
+def text_softmax(logits: Float[Tensor, "row problem"], text: Int[Tensor, " row"]) -> Float[Tensor, "row problem"]:
     """The softmax of the rows of each text."""
     texts = int(text.max()) + 1
     index = text[:, None].expand_as(logits)
@@ -64,7 +64,7 @@ def attention_pool(
     moments = [[torch.zeros_like(parameter) for parameter in (weights, bias)] for _ in _DECAYS]
     for step in range(1, _STEPS + 1):
         values = (rows @ weights.flatten(1)).view(-1, classes + 1, problems)
-        tokens, share = values[:, :-1], attention(values[:, -1], text)
+        tokens, share = values[:, :-1], text_softmax(values[:, -1], text)
         scores = text_sums(tokens * share[:, None], text)
         error = ((scores + bias).softmax(1) - targets) / texts
         toward = ((tokens - scores[text]) * error[text]).sum(1)

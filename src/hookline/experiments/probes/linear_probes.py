@@ -17,7 +17,7 @@ from hookline.engine import HookPoint
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import Label, about, find_label, listed
 from hookline.experiments.core.sweep import sweep_points
-from hookline.experiments.probes.attention_pool import attention, attention_pool, text_sums
+from hookline.experiments.probes.attention_pool import attention_pool, text_softmax, text_sums
 from hookline.experiments.probes.linear_fits import Linear, class_means, logistic, means_of, ridge, sparse
 from hookline.experiments.probes.probe_rows import ProbeRows, probe_rows
 from hookline.experiments.probes.prompt_split import Split, class_numbers, shuffled, split_prompts
@@ -169,7 +169,7 @@ class Probes(Result):
         scores = x @ self.weights[at].double().T + self.bias[at].double()
         if self.queries is None:
             return scores
-        return text_sums(scores * attention(x @ self.queries[at].double()[:, None], rows.prompt), rows.prompt)
+        return text_sums(scores * text_softmax(x @ self.queries[at].double()[:, None], rows.prompt), rows.prompt)
 
     def evaluate(
         self, model: HookedModel, texts: Any, labels: Sequence[Any], *, pos: Positions = last, batch_size: int = 16
@@ -349,7 +349,7 @@ class _Fit:
         _, training_text = text[is_train].unique(return_inverse=True)
         is_training_text = ~split.is_test.to(x.device)
         fitted = attention_pool(x[is_train], training_text, labels[:, is_training_text], self.penalty)
-        scores, weights = fitted.scores(x, text).cpu(), attention(x @ fitted.queries[0][:, None], text)
+        scores, weights = fitted.scores(x, text).cpu(), text_softmax(x @ fitted.queries[0][:, None], text)
         share = is_training_text / is_training_text.sum()
         means = means_of(text_sums(x * weights, text), share.to(x), labels[:1])[0]
         trained, held_out = (
