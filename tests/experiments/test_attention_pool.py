@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from backends import Counting, needs_graphs
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hookline
@@ -185,6 +186,19 @@ def check_monitor(model, fitted) -> None:
 
 def test_a_monitor_scores_the_text_so_far(model, fitted) -> None:
     check_monitor(model, fitted)
+
+
+@needs_graphs
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler's own imports
+def test_a_monitor_scores_the_text_so_far_in_a_graph(model, fitted) -> None:
+    torch._dynamo.reset()
+    with model.compiled(backend=Counting()) as runs:
+        check_monitor(model, fitted)
+        check_monitor(model, fitted)
+        assert runs.graphs
+        assert not runs.reasons, runs.reasons
+    torch._dynamo.reset()
 
 
 def test_a_running_pool_does_not_underflow() -> None:
