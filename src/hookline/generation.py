@@ -200,7 +200,8 @@ class GenerationMethods(ModelInputs):
         prompt, images = self._read(input, kwargs.pop("images", None), is_open=True)
         ids, inputs = self._prompt(prompt, max_new_tokens, kwargs.pop("attention_mask", None), images, kwargs)
         watched = self._watched(monitors, ids, inputs)
-        with Run(self._points.root, [Record(point, recorder) for point in points], held=self._points.held):
+        records = [Record(point, recorder) for point in points]
+        with _ended_after(monitors), Run(self._points.root, records, held=self._points.held):
             with _seeded(inputs.pop("seed", None), ids.device):
                 new = self._continued(ids, inputs, max_new_tokens, watched)
             tensors = joined_steps(
@@ -244,7 +245,8 @@ class GenerationMethods(ModelInputs):
         executor = import_module("hookline.compiled.executor")
         runs = self._graphs or executor.uncompiled_runs(self._points)
         options, is_compiled = {"max_new_tokens": max_new_tokens, **inputs}, self._graphs is not None
-        steps = runs.stream(ids, options, seed, self._watched(monitors, ids, inputs), is_compiled=is_compiled)
+        watched = self._watched(monitors, ids, inputs)
+        steps = _all_of(runs.stream(ids, options, seed, watched, is_compiled=is_compiled), monitors)
         return self._pieces(steps) if isinstance(prompt, str) else steps
 
     def _pieces(self, columns: Iterator[Tensor]) -> Iterator[str]:
@@ -259,6 +261,21 @@ class GenerationMethods(ModelInputs):
             if text != shown:
                 yield text[len(shown) :]
             shown = text
+
+
+@contextmanager
+def _ended_after(monitors: Sequence[Any]) -> Iterator[None]:
+    """A block after which monitors watch nothing, however it ends."""
+    try:
+        yield
+    finally:
+        for monitor in monitors:
+            monitor.end()
+
+
+def _all_of(steps: Iterator[Tensor], monitors: Sequence[Any]) -> Iterator[Tensor]:
+    with _ended_after(monitors):
+        yield from steps
 
 
 class EndedByScores:

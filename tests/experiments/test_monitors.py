@@ -172,6 +172,26 @@ def test_classes_and_layers() -> None:
     assert torch.equal(offset, bias)
 
 
+def test_an_edit_by_a_score_needs_a_generation_that_is_watched(model) -> None:
+    monitor = probes.Monitor(made(), 1)
+    model.generate_with_cache(IDS[1:], names_filter=RESID.format(0), monitors=[monitor], **GREEDY)
+    for hook in (scale(2.0, on=monitor.above(-1e9)), at(monitor.above(-1e9), lambda x: 2 * x)):
+        for run in (model.generate, model, lambda ids, **_: next(model.stream(ids))):
+            with model.hooks([(RESID.format(0), hook)]), pytest.raises(HooklineError, match=r"monitors=\[monitor\]"):
+                run(IDS[1:], **(GREEDY if run == model.generate else {}))
+        remove = model.add_hook(RESID.format(0), hook)
+        with pytest.raises(HooklineError, match="does not watch this run"):
+            model.generate(IDS[1:], **GREEDY)
+        remove()
+    for piece in model.stream(IDS[1:], monitors=[monitor], max_new_tokens=3):
+        assert piece.shape == (1,)
+        break
+    with model.hooks([(RESID.format(0), hook)]), pytest.raises(HooklineError, match="does not watch this run"):
+        model.generate(IDS[1:], **GREEDY)
+    with pytest.raises(HooklineError, match=r"generate_with_cache\(…, monitors="):
+        model.generate(IDS[1:], monitors=[monitor], **GREEDY)
+
+
 def test_what_is_refused(model, tmp_path) -> None:
     monitor = probes.Monitor(made(), 1)
     with pytest.raises(HooklineError, match="watched"):

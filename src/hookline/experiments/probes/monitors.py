@@ -6,13 +6,14 @@ from math import isfinite
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
+from hookline.experiments.probes.attention_pool import RunningPool
 from hookline.experiments.probes.linear_probes import Probes
-from hookline.hooks.scores import Score
+from hookline.hooks.scores import Score, scores_of
 from hookline.model import HookedModel
 from hookline.text.score_positions import Crossed
 
@@ -26,9 +27,9 @@ class Monitor:
         edits.add(vector, 4.0, on=monitor.above(2.0))       # from the token on after the score was above 2
 
     The score of a probe of two classes is that of the second minus that of the first, `x · w + b`, without a sigmoid;
-    of several classes, that of `label`. Without `layer`, it is the probe with the highest held-out accuracy. A
-    generation ends for a row once its score is above `stop_above` or below `stop_below`, with the token that was
-    chosen there.
+    of several classes, that of `label`. A probe that pools over positions scores at each token the text up to it, as if
+    the text ended there. Without `layer`, it is the probe with the highest held-out accuracy. A generation ends for a
+    row once its score is above `stop_above` or below `stop_below`, with the token that was chosen there.
 
     Only scores are kept, and in a compiled generation they are computed in its graph. The scores are those of the last
     generation. Scores of the prompt count for bounds too, and edits begin with the first new token.
@@ -52,6 +53,8 @@ class Monitor:
                 _checked_bound(name, bound)
         self._bounds = [(stop_above, True), (stop_below, False)]
         self._score: Score | None = None
+        self._query, self._pool, self._pooled = probe.query(self.layer), RunningPool(), list[Tensor]()
+        self._is_watching = False
         self._mask: Tensor | None = None
         self._crossed: dict[tuple[float, bool], tuple[int, int, Tensor]] = {}
         self._width: int | None = None
@@ -66,10 +69,16 @@ class Monitor:
             )
         self._mask = None if mask is None else mask.bool()
         self._crossed, self._width = {}, None
+        self._pool, self._pooled = RunningPool(), []
+        self._is_watching = True
         self._rows = ids.shape[0]
         can_end = any(bound is not None for bound, _ in self._bounds)
-        self._score = Score(point, self._weight[None], self._bias[None], self._ended if can_end else _nothing)
+        self._score = Score(point, *self._functionals(), self._ended if can_end else _nothing)
         return self._score
+
+    def end(self) -> None:
+        """Stop watching: the scores stay, but bounds no longer mean tokens."""
+        self._is_watching = False
 
     def settle(self, width: int) -> None:
         """End a generation whose text has so many columns that were run; an error if they were not run once each."""
@@ -84,11 +93,26 @@ class Monitor:
     @property
     def scores(self) -> Float[Tensor, "row position"]:
         """The score of every token that was run, aligned on the right; NaN at padding."""
-        pieces = self._pieces()
+        pieces = self._token_scores()
         if not pieces:
             return torch.zeros(self._rows, 0)
-        values = torch.cat([piece[..., 0] for piece in pieces], 1)[:, : self._width]
+        values = torch.cat(pieces, 1)[:, : self._width]
         return values.masked_fill(~self._is_text(0, values.shape[1]).to(values.device), torch.nan)
+
+    def read(
+        self, x: Float[Tensor, "row position d"], mask: Bool[Tensor, "row position"] | None = None
+    ) -> Float[Tensor, "row position"]:
+        """The scores of activations of texts at its point, as they are in a generation; `mask` is False at padding."""
+        if x.shape[-1] != self._weight.shape[-1]:
+            raise HooklineError(
+                f"the probe reads {self._weight.shape[-1]} dimensions at {self.point!r}, but the activation has "
+                f"{x.shape[-1]}: it was fitted on another model"
+            )
+        weight, bias = self._functionals()
+        values = scores_of(x.float(), weight.to(x.device), bias.to(x.device))
+        if self._query is None:
+            return values[..., 0]
+        return RunningPool().scores(values, torch.ones_like(values[..., 0]).bool() if mask is None else mask.bool())
 
     def above(self, bound: float) -> Crossed:
         """The new tokens after the one whose score was above a bound: `on=` of an edit."""
@@ -100,7 +124,12 @@ class Monitor:
 
     def crossed(self, bound: float, is_above: bool, column: int) -> Tensor:
         """Which rows had a score beyond the bound in a column before this one."""
-        pieces = self._pieces()
+        if not self._is_watching:
+            raise HooklineError(
+                f"{self!r} does not watch this run, so there is no score for on=: use generate_with_cache(…, "
+                f"monitors=[monitor]) or stream(…, monitors=[monitor])"
+            )
+        pieces = self._token_scores()
         used, start, rows = self._crossed.get((bound, is_above), (0, 0, None))
         if rows is None:
             rows = torch.zeros(self._rows, dtype=torch.bool, device=pieces[0].device if pieces else None)
@@ -108,8 +137,7 @@ class Monitor:
             stop = start + piece.shape[1]
             if stop > column:
                 break
-            values = piece[..., 0]
-            is_beyond = values > bound if is_above else values < bound
+            is_beyond = piece > bound if is_above else piece < bound
             rows = rows.to(piece.device) | (is_beyond & self._is_text(start, stop).to(piece.device)).any(1)
             used, start = used + 1, stop
         self._crossed[bound, is_above] = used, start, rows
@@ -119,10 +147,28 @@ class Monitor:
         rows = [self.crossed(bound, is_above, 2**62) for bound, is_above in self._bounds if bound is not None]
         return torch.stack(rows).any(0) if rows else None
 
+    def _functionals(self) -> tuple[Float[Tensor, "score d"], Float[Tensor, " score"]]:
+        """What is computed of each token: its score and, if the probe pools, the logit of its weight."""
+        if self._query is None:
+            return self._weight[None], self._bias[None]
+        return torch.stack([self._weight, self._query]), torch.stack([self._bias, torch.zeros_like(self._bias)])
+
+    def _token_scores(self) -> list[Tensor]:
+        """The scores, `[row, column]`, in the order of the columns; if the probe pools, of the text up to each."""
+        pieces = self._pieces()
+        if self._query is None:
+            return [piece[..., 0] for piece in pieces]
+        start = sum(piece.shape[1] for piece in self._pooled)
+        for piece in pieces[len(self._pooled) :]:
+            self._pooled.append(self._pool.scores(piece, self._is_text(start, start + piece.shape[1])))
+            start += piece.shape[1]
+        return self._pooled
+
     def _pieces(self) -> list[Tensor]:
         if self._score is None:
             raise HooklineError(
-                f"{self!r} has not watched a generation: pass monitors=[monitor] to generate_with_cache or stream"
+                f"{self!r} has not watched a generation: use generate_with_cache(…, monitors=[monitor]) or stream(…, "
+                f"monitors=[monitor])"
             )
         return self._score.pieces
 
