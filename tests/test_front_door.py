@@ -20,7 +20,7 @@ ONE_LEVEL_DOWN = {"hooks", "positions", "errors", "store", "sae", "weights", "vi
 PUBLIC = sorted(ONE_LEVEL_DOWN | {"edits", "experiments"})
 CHECKS = tuple((f"import hookline; print(type(hookline.{name}).__name__)", ()) for name in PUBLIC)
 EDITS = {
-    *("zero", "mean", "replace", "add", "scale", "noise", "freeze", "project_out", "reflect"),
+    *("zero", "mean", "replace", "add", "scale", "noise", "freeze", "project_out", "reflect", "cap"),
     *("save", "load", "DataEdit"),
 }
 POSITIONS = {"at", "last", "token", "image_tokens", "turn", "span", "sentence", "new_tokens", "step", "Positions"}

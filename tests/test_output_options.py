@@ -4,13 +4,15 @@ import pytest
 import tiny_models
 import tiny_vision
 import torch
-from transformers import CLIPConfig, CLIPModel
+from torch import nn
+from transformers import CLIPConfig, CLIPModel, ViTConfig, ViTForImageClassification
 from transformers.utils import ModelOutput
 
 import hookline
 from hookline import HooklineError
 from hookline.errors import HooklineWarning
 
+IMAGES = torch.rand(2, 3, 16, 16)
 IDS = torch.tensor([[5, 17, 42, 7, 3]])
 POINT = "blocks.1.hook_resid_pre"
 ASKING = [
@@ -151,3 +153,54 @@ def test_options_of_a_generation(verb) -> None:
         assert run(prompt, 2, do_sample=False, output_scores=False) is not None
     both = {"return_dict_in_generate": True, "output_scores": True}
     assert len(tinyworld.generate(ids, 2, do_sample=False, **both).scores) == 2
+
+
+@pytest.fixture(scope="module")
+def classes():
+    config = ViTConfig(**tiny_vision.SEEN, num_labels=3)
+    convolutions = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 3))
+    return {
+        "language": (hookline.load("tinyworld"), IDS, {"input_ids": IDS}),
+        "bert": (hookline.hook(tiny_models.encoder("bert")), IDS, {"input_ids": IDS}),
+        "t5": (hookline.hook(tiny_models.seq2seq("t5")), None, {"input_ids": IDS, "decoder_input_ids": IDS}),
+        "vit": (hookline.hook(ViTForImageClassification(config).eval()), IMAGES, {"pixel_values": IMAGES}),
+        "cnn": (hookline.hook(convolutions.eval()), IMAGES, {"input": IMAGES}),
+    }
+
+
+@pytest.mark.parametrize("kind", ["language", "bert", "t5", "vit", "cnn"])
+def test_what_a_call_returns_and_a_loss_function_gets(classes, kind) -> None:
+    model, positional, keywords = classes[kind]
+    outputs = []
+
+    def loss(output):
+        outputs.append(output)
+        return output.sum()
+
+    point = list(model.hook_dict)[3]
+    returned, cache = model.run_with_cache(**keywords, names_filter=point, incl_bwd=True, loss_fn=loss)
+    assert torch.equal(returned, outputs[0])
+    assert torch.equal(returned, model(**keywords))
+    assert set(cache) == {point, f"{point}_grad"}
+    if positional is not None:
+        assert torch.equal(model(positional), returned)
+        assert torch.equal(model.run_with_cache(positional, names_filter=point)[1][point], cache[point])
+    if kind != "cnn":
+        assert torch.equal(getattr(model(**keywords, return_type="output"), "logits", returned), returned)
+        for option in ASKING[:2]:
+            with pytest.raises(HooklineError, match=r'return_type="output".*model\.module'):
+                model(**keywords, **option)
+
+
+def test_a_float_tensor_is_the_images_of_a_vision_model(classes) -> None:
+    model, _, keywords = classes["vit"]
+    labels = torch.tensor([0, 1])
+    assert torch.equal(model(IMAGES, labels=labels).loss, model(**keywords, labels=labels).loss)
+    assert torch.equal(model.cache(IMAGES)["resid_post", 0], model.cache(**keywords)["resid_post", 0])
+    assert model.plan("blocks.0.hook_resid_post", input=IMAGES)[0].shape[0] == len(IMAGES)
+    with pytest.raises(HooklineError, match="pixel_values"):
+        model(IMAGES, pixel_values=IMAGES)
+    with pytest.raises(HooklineError, match="images"):
+        model(IDS)
+    with pytest.raises(HooklineError, match="prepend_bos"):
+        model(IMAGES, prepend_bos=True)

@@ -17,7 +17,7 @@ from hookline.hooks.editfile import save as save
 if TYPE_CHECKING:  # with their arguments; to a type checker any other edit is Any
     zero, mean, replace, freeze = data_edits.Zero, data_edits.Mean, data_edits.Replace, data_edits.Freeze
     add, scale, noise = data_edits.Add, data_edits.Scale, data_edits.Noise
-    project_out, reflect = data_edits.ProjectOut, data_edits.Reflect
+    project_out, reflect, cap = data_edits.ProjectOut, data_edits.Reflect, data_edits.Cap
 
 __all__ = [*EDITS.keys(), "save", "load", "DataEdit"]  # griffe, which reads this for the site, fails on `*EDITS`
 

@@ -140,14 +140,14 @@ class _NoPoint:
     It looks for similar names only when it is read: that takes milliseconds, and `name in cache` catches this error.
     """
 
-    def __init__(self, requested: object, names: list[str], hint: str) -> None:
-        self.asked, self.names, self.hint = str(requested), names, hint
+    def __init__(self, requested: object, names: list[str], hint: str, meant: Callable[[], list[str]]) -> None:
+        self.asked, self.names, self.hint, self.meant = str(requested), names, hint, meant
         self.quoted = repr(requested)
 
     def __str__(self) -> str:
-        near = get_close_matches(self.asked, self.names, n=5, cutoff=0.5)
+        near = [*dict.fromkeys([*self.meant(), *get_close_matches(self.asked, self.names, n=5, cutoff=0.5)])]
         if near:
-            advice = "Did you mean " + ", ".join(map(repr, near)) + "?"
+            advice = "Did you mean " + ", ".join(map(repr, near[:5])) + "?"
         else:
             advice = f"The points are {', '.join(map(repr, self.names[:8]))}{', …' if len(self.names) > 8 else ''}."
         return f"no point is named {self.quoted}. {advice}{' ' + self.hint if self.hint else ''}"
@@ -155,10 +155,15 @@ class _NoPoint:
     def __repr__(self) -> str:
         return repr(str(self))
 
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return str, (str(self),)
 
-def unknown_point(requested: object, point_names: Iterable[str], *, hint: str = "") -> UnknownPointError:
-    """The error for an unknown name, with the most similar names."""
-    return UnknownPointError(_NoPoint(requested, list(point_names), hint))
+
+def unknown_point(
+    requested: object, point_names: Iterable[str], *, hint: str = "", meant: Callable[[], list[str]] = list
+) -> UnknownPointError:
+    """The error for an unknown name, with the names that may be `meant`, and then the most similar ones."""
+    return UnknownPointError(_NoPoint(requested, list(point_names), hint, meant))
 
 
 def no_match(requested: object, point_names: Iterable[str], hint: str = "") -> UnknownPointError:

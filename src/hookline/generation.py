@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from numbers import Integral
@@ -15,12 +15,14 @@ from torch import Tensor
 from hookline.engine import Record, Recorder, Run, compiling, open_runs
 from hookline.errors import HooklineError
 from hookline.functions.listed_options import lists
+from hookline.hooks.scores import Score
 from hookline.model_options import (
     CompileKeywords,
     GenerateOptions,
     GenerationCacheOptions,
     ManyPrompts,
     OnePrompt,
+    WatchedOptions,
 )
 from hookline.text.chats import Chat
 from hookline.text.forward_pass import begin_pass, whole_text
@@ -171,17 +173,42 @@ class GenerationMethods(ModelInputs):
             mask = torch.ones_like(ids)  # otherwise generate finds padding by its token
         return ids, inputs if mask is None else {**inputs, "attention_mask": mask}
 
-    def _continued(self, ids: Tensor, inputs: dict[str, Any], max_new_tokens: int) -> Tensor:
+    def _watched(self, monitors: Sequence[Any], ids: Tensor, inputs: Mapping[str, Any]) -> list[Score]:
+        """What keeps the scores of monitors in a generation that begins now."""
+        for number, monitor in enumerate(monitors):
+            if not hasattr(monitor, "watch") or monitor in monitors[:number]:
+                raise HooklineError(
+                    f"monitors is a list of different monitors, probes.Monitor(…), but it has {monitor!r:.60}"
+                )
+        return [monitor.watch(self, ids, inputs.get("attention_mask")) for monitor in monitors]
+
+    def _continued(
+        self, ids: Tensor, inputs: dict[str, Any], max_new_tokens: int, scores: Sequence[Score] = ()
+    ) -> Tensor:
         """The tokens with new ones."""
         options = {"max_new_tokens": max_new_tokens, **inputs}
         if (runs := self._graphs) is not None:
-            generation = runs.generation(ids, options)
+            generation = runs.generation(ids, options, scores)
             if generation is not None:
                 return self._run(generation.run, (), {})
         mask = inputs.get("attention_mask")
         if open_runs() and (self.anatomy.is_encoder_decoder or self.anatomy.towers):
             begin_pass(self._points.root, {"input_ids": ids, "attention_mask": mask})  # before the model's own forward
-        return self._run(self.module.generate, (ids,), options)  # type: ignore[arg-type]
+        if not scores:
+            return self._run(self.module.generate, (ids,), options)  # type: ignore[arg-type]
+        with Run(self._points.root, scores, is_one_pass=True):
+            return self._run(self.module.generate, (ids,), self._ending(options, scores))  # type: ignore[arg-type]
+
+    def _ending(self, options: dict[str, Any], scores: Sequence[Score]) -> dict[str, Any]:
+        """Options with which a row ends when one of its scores says so."""
+        if all(score.ended() is None for score in scores):
+            return options
+        from transformers import StoppingCriteriaList
+
+        config: Any = self.module.generation_config
+        pad = options.get("pad_token_id", config.pad_token_id)
+        criteria = [*(options.get("stopping_criteria") or ()), EndedByScores(scores)]
+        return {**options, "stopping_criteria": StoppingCriteriaList(criteria), "pad_token_id": pad or 0}
 
     @overload
     def generate_with_cache(
@@ -199,7 +226,7 @@ class GenerationMethods(ModelInputs):
     def generate_with_cache(
         self, input: Sequence[str], max_new_tokens: int = 20, **options: Unpack[GenerationCacheOptions]
     ) -> tuple[Any, ModelCache]: ...
-    @lists(GenerationCacheOptions)
+    @lists(GenerationCacheOptions, SimpleNamespace(monitors=()))
     def generate_with_cache(
         self,
         input: Any = None,
@@ -208,6 +235,7 @@ class GenerationMethods(ModelInputs):
         names_filter: Filter = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        monitors: Sequence[Any] = (),
         **kwargs: Any,
     ) -> tuple[Any, ModelCache]:
         """Continue the prompt, and return the text or ids, and the activations at every position of both.
@@ -217,7 +245,8 @@ class GenerationMethods(ModelInputs):
             torch.Size([1, 15, 128])
 
         Position `i` of an activation belongs to token `i`. The last token was chosen but not run, so there is one
-        position less than tokens. Other arguments are those of `generate`.
+        position less than tokens. `monitors` score each token with a probe (`experiments.probes.Monitor`). Other
+        arguments are those of `generate`.
         """
         check_generated_output(self.module, kwargs, why_tokens="generate_with_cache returns the text and a cache")
         points = self._points.select(names_filter)
@@ -226,12 +255,16 @@ class GenerationMethods(ModelInputs):
             kwargs["logits_to_keep"] = 0  # generate would compute the prompt's last logits only
         prompt, images = self._read(input, kwargs.pop("images", None), is_open=True)
         ids, inputs = self._prompt(prompt, max_new_tokens, kwargs.pop("attention_mask", None), images, kwargs)
-        with Run(self._points.root, [Record(point, recorder) for point in points], held=self._points.held):
+        watched = self._watched(monitors, ids, inputs)
+        records = [Record(point, recorder) for point in points]
+        with _ended_after(monitors), Run(self._points.root, records, held=self._points.held):
             with _seeded(inputs.pop("seed", None), ids.device):
-                new = self._continued(ids, inputs, max_new_tokens)
+                new = self._continued(ids, inputs, max_new_tokens, watched)
             tensors = joined_steps(
                 recorder.by_point(), {point.name: point for point in points}, new.shape[1] - 1, len(new)
             )
+        for monitor in monitors:
+            monitor.settle(new.shape[1] - 1)
         cache: Any = self._cache(recorder, tensors, remove_batch_dim=False)
         mask = inputs.get("attention_mask")
         if mask is not None:
@@ -242,13 +275,13 @@ class GenerationMethods(ModelInputs):
 
     @overload
     def stream(
-        self, input: OnePrompt, max_new_tokens: int = 20, **options: Unpack[GenerateOptions]
+        self, input: OnePrompt, max_new_tokens: int = 20, **options: Unpack[WatchedOptions]
     ) -> Iterator[str]: ...
     @overload
     def stream(
-        self, input: Tensor, max_new_tokens: int = 20, **options: Unpack[GenerateOptions]
+        self, input: Tensor, max_new_tokens: int = 20, **options: Unpack[WatchedOptions]
     ) -> Iterator[Tensor]: ...
-    @lists(GenerateOptions)
+    @lists(WatchedOptions, SimpleNamespace(monitors=()))
     def stream(
         self,
         input: Any,
@@ -256,6 +289,7 @@ class GenerationMethods(ModelInputs):
         *,
         attention_mask: Tensor | None = None,
         seed: int | None = None,
+        monitors: Sequence[Any] = (),
         **kwargs: Any,
     ) -> Iterator[Any]:
         """Continue the prompt, and yield each new piece of text as soon as it is there; for ids, each column of ids.
@@ -263,8 +297,8 @@ class GenerationMethods(ModelInputs):
             for piece in model.stream("The weather is"):
                 print(piece, end="", flush=True)
 
-        Hooks fire as in `generate`. Options are those that choose a token: do_sample, temperature, top_k, top_p, and
-        eos_token_id.
+        Hooks fire as in `generate`; the scores of `monitors` grow with each piece. Other options are those that choose
+        a token: do_sample, temperature, top_k, top_p, and eos_token_id.
         """
         prompt, images = self._read(input, kwargs.pop("images", None), is_open=True)
         if not isinstance(prompt, str | Tensor):
@@ -275,9 +309,9 @@ class GenerationMethods(ModelInputs):
         ids, inputs = self._prompt(prompt, max_new_tokens, attention_mask, images, kwargs)
         executor = import_module("hookline.compiled.executor")
         runs = self._graphs or executor.uncompiled_runs(self._points)
-        steps = runs.stream(
-            ids, {"max_new_tokens": max_new_tokens, **inputs}, seed, is_compiled=self._graphs is not None
-        )
+        options, is_compiled = {"max_new_tokens": max_new_tokens, **inputs}, self._graphs is not None
+        watched = self._watched(monitors, ids, inputs)
+        steps = _all_of(runs.stream(ids, options, seed, watched, is_compiled=is_compiled), monitors)
         return self._pieces(steps) if isinstance(prompt, str) else steps
 
     def _pieces(self, columns: Iterator[Tensor]) -> Iterator[str]:
@@ -292,6 +326,39 @@ class GenerationMethods(ModelInputs):
             if text != shown:
                 yield text[len(shown) :]
             shown = text
+
+
+@contextmanager
+def _ended_after(monitors: Sequence[Any]) -> Iterator[None]:
+    """A block after which monitors watch nothing, however it ends."""
+    try:
+        yield
+    finally:
+        for monitor in monitors:
+            monitor.end()
+
+
+def _all_of(steps: Iterator[Tensor], monitors: Sequence[Any]) -> Iterator[Tensor]:
+    with _ended_after(monitors):
+        yield from steps
+
+
+class EndedByScores:
+    """A stopping criterion of transformers: rows end when one of their scores says so."""
+
+    eos_token_id = None
+    """With this attribute, transformers fills rows that have ended with padding."""
+
+    def __init__(self, scores: Sequence[Score]) -> None:
+        self._scores = scores
+
+    def __call__(self, ids: Tensor, _scores: Any, **_: Any) -> Tensor:
+        """Which rows have ended."""
+        ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        for score in self._scores:
+            if (rows := score.ended()) is not None:
+                ended = ended | rows.to(ids.device)
+        return ended
 
 
 def _check_seed(seed: object) -> None:

@@ -212,9 +212,10 @@ class HookedModel(RunMethods, GenerationMethods, ImageMethods, WeightProcessing)
         returned. With `start_at_layer` the layers before it do not run, and the input is the residual stream that
         enters it; the loss then needs `tokens`, as do a few models that read them in later layers.
 
-        An encoder-decoder model also takes `decoder_input`; the default is its start token. A model without a head
-        returns its last hidden state as logits. With `labels` the loss is the model's own, and by default the model's
-        own output is returned, so that Trainer and peft can train the wrapper; so it is if it has no logits.
+        An encoder-decoder model also takes `decoder_input`; the default is its start token. A vision model takes a
+        float tensor of images. A model without a head returns its last hidden state as logits. With `labels` the loss
+        is the model's own, and by default the model's own output is returned, so that Trainer and peft can train the
+        wrapper; so it is if it has no logits.
         """
         if kwargs:
             self._check_options(kwargs)
@@ -319,6 +320,8 @@ class HookedModel(RunMethods, GenerationMethods, ImageMethods, WeightProcessing)
         prompt, images = self._read(input, images)
         if isinstance(prompt, Mapping) or images is not None:
             return dict(self.to_inputs(prompt, images) if images is not None else prompt)
+        if self._are_pixels(prompt):
+            return {"pixel_values": prompt.to(self.device)}
         ids, mask = self._inputs(prompt, None, None)
         return {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
 

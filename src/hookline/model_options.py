@@ -200,7 +200,13 @@ class GenerateOptions(PromptSamplingOptions, total=False):
     seed: int | None
 
 
-class GenerationCacheOptions(GenerateOptions, total=False):
+class WatchedOptions(GenerateOptions, total=False):
+    """The options of `stream`."""
+
+    monitors: Sequence[Any]
+
+
+class GenerationCacheOptions(WatchedOptions, total=False):
     """The options of `generate_with_cache`."""
 
     names_filter: Filter

@@ -99,7 +99,9 @@ class RunMethods(ModelInputs):
 
         Takes the arguments of a call (`input`, `images`, …) and of `HookedModule.run_with_cache` (`names_filter`, …).
         """
+        passes_stream_on = kwargs.get("names_filter") is not None and self._passes_stream_on(kwargs.get("fwd_hooks"))
         output, cache = super().run_with_cache(*args, **kwargs)
+        cache.passes_stream_on = passes_stream_on  # type: ignore[attr-defined]
         logits = output[0] if isinstance(output, tuple) else output
         logits = logits.get("logits") if isinstance(logits, Mapping) else logits
         is_whole = kwargs.get("stop_at_layer") is None
@@ -131,4 +133,13 @@ class RunMethods(ModelInputs):
         """The activations only; layers after the last that is needed do not run. See `HookedModule.cache`."""
         if len(args) < 2 and kwargs.get("stop_at_layer") is None:
             kwargs.setdefault("return_type", None)
-        return super().cache(*args, stop_early=stop_early, **kwargs)  # type: ignore[return-value]
+        passes_stream_on = self._passes_stream_on(kwargs.get("fwd_hooks"))
+        cache = super().cache(*args, stop_early=stop_early, **kwargs)
+        cache.passes_stream_on = passes_stream_on  # type: ignore[attr-defined]
+        return cache  # type: ignore[return-value]
+
+    def _passes_stream_on(self, fwd_hooks: Any) -> bool:
+        """Whether nothing can change the stream between two layers: no hook, and not the model."""
+        is_hooked = fwd_hooks or self.index.active_hooks()
+        is_hooked = is_hooked or any(block.module._forward_pre_hooks for block in self.anatomy.blocks)
+        return not is_hooked and not self.anatomy.main.architecture.adds_between_layers

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import hookline
-from hookline.edits import add, mean, noise, project_out, replace, scale, zero
+from hookline.edits import add, cap, mean, noise, project_out, replace, scale, zero
 from hookline.errors import HookError, HooklineError, HooklineWarning, NeverFiredWarning
 from hookline.positions import at, last, new_tokens, step, token
 
@@ -112,6 +112,25 @@ def test_edits_change_nothing_but_tables(model, runs, ids) -> None:
     after = check(model, runs, ids, [], max_new_tokens=12)
     assert torch.equal(after, bare)
     assert runs.graphs == before
+    assert not runs.reasons
+
+
+def test_caps_and_matched_norms_change_nothing_but_tables(model, runs, ids) -> None:
+    """One graph for every bound, direction, coefficient, head, position and step at two points."""
+    vector, of_head = torch.randn(32), torch.randn(24)
+    before = None
+    for edit, other in (
+        (cap(vector, high=-0.5), cap(of_head, low=0.1, head=1)),
+        (cap(-vector, low=-0.2, high=0.1, pos=new_tokens), add(of_head, 0.5, match_norm=True, head=[0, 3])),
+        (add(vector, -1.5, match_norm=True), cap(of_head, high=0.0, mask=torch.rand(4, 1) > 0.5)),
+        (add(1.0, 0.25, match_norm=True, pos=-1), project_out(of_head, head=2)),
+        (project_out(vector, pos=step(3)), add(torch.randn(4, 24)[None, None], 0.3, match_norm=True)),
+    ):
+        check(
+            model, runs, ids, [("blocks.1.hook_resid_post", edit), ("blocks.0.attn.hook_z", other)], max_new_tokens=12
+        )
+        before = before or runs.graphs
+        assert runs.graphs == before
     assert not runs.reasons
 
 
@@ -591,6 +610,8 @@ def random_edit(features: int, heads: int | None):
             lambda: replace(vector, **where),
             lambda: mean(torch.randn(3, features).mean(0), **where),
             lambda: project_out(vector, **where),
+            lambda: cap(vector, low=-0.3, high=random.uniform(0, 1), **where),
+            lambda: add(vector, random.uniform(-1, 1), match_norm=True, **where),
         ]
     )()
 

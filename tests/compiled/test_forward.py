@@ -7,7 +7,7 @@ from tiny_models import causal_lm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hookline
-from hookline.edits import add, freeze, project_out, replace, zero
+from hookline.edits import add, cap, freeze, project_out, replace, zero
 from hookline.errors import HookError, HooklineWarning, NeverFiredWarning
 from hookline.positions import at, last, new_tokens
 
@@ -33,6 +33,8 @@ def test_logits_and_activations_are_those_of_the_hooks(model) -> None:
         [("blocks.0.hook_resid_post", add(vector, 2.0, pos=-2)), ("blocks.1.attn.hook_z", zero(head=1))],
         [("blocks.0.hook_resid_post", add(-vector, pos=last)), ("blocks.1.attn.hook_z", zero(head=[0, 2], pos=[1, 3]))],
         [("blocks.0.hook_resid_mid", project_out(vector))],
+        [("blocks.0.hook_resid_mid", cap(vector, low=-0.1, high=0.2))],
+        [("blocks.0.hook_resid_mid", add(vector, 0.5, match_norm=True, pos=[0, 2]))],
         [("blocks.1.hook_resid_post", replace(2 * source))],
         [("blocks.0.hook_resid_post", freeze(source.flip(1)))],
         [("blocks.1.hook_mlp_out", at(last, lambda x, hook: x * 2 + hook.layer()))],
@@ -46,7 +48,9 @@ def test_logits_and_activations_are_those_of_the_hooks(model) -> None:
         expected = results()
         with model.compiled(backend=Counting()) as runs:
             first, graphs, second = results(), runs.graphs, results()
-            assert runs.graphs == graphs == len(plans) - 1, "the third plan has the tables of the second"
+            assert runs.graphs == graphs == len(plans) - 3, (
+                "the third plan has the tables of the second, two have the fourth's"
+            )
             shorter = model.run_with_hooks(ids[:, :5], fwd_hooks=plans[1], return_type="loss")
             assert runs.graphs == graphs, "shorter texts are padded"
             assert not runs.reasons

@@ -114,6 +114,16 @@ def test_a_trick_is_tried_outside_of_what_surrounds_the_caller() -> None:
         assert why_broken(thread_state.probe) == ""
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_tricks_hold_whatever_the_default_dtype(dtype) -> None:
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        assert tricks() == dict.fromkeys(_torch.PROBES, "")
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_nothing_is_tried_at_import() -> None:
     code = "import hookline, hookline.engine._torch.proofs as p; assert p.why_broken.cache_info().misses == 0"
     subprocess.run([sys.executable, "-c", code], check=True)

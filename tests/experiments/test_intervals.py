@@ -73,6 +73,35 @@ def test_an_interval_has_the_true_mean_in_its_share_of_cases(method, n, level) -
     assert float(((low <= 3) & (high >= 3)).double().mean()) == pytest.approx(level, abs=0.025)
 
 
+@pytest.mark.parametrize("n", [2, 3, 5, 7])
+def test_an_interval_of_few_examples_is_that_of_student_t(n) -> None:
+    low, high = interval(3 + 2 * draws(2000, n), 0.95, "bootstrap")
+    assert float(((low <= 3) & (high >= 3)).double().mean()) == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize("n", [4, 20])
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_very_small_and_very_large_values_have_the_same_interval(n, scale) -> None:
+    examples = torch.rand(3, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for method in ("bootstrap", "normal"):
+        for bound, expected in zip(
+            interval(examples * scale / n, 0.9, method), interval(examples / n, 0.9, method), strict=True
+        ):
+            torch.testing.assert_close(bound / scale, expected)
+
+
+@pytest.mark.parametrize("repeats", [1, 4])  # all sign flips, the t test
+@pytest.mark.parametrize("values", [[1.0, 2.0, math.inf], [math.inf] * 3, [-math.inf, 1.0, math.inf]])
+def test_a_cell_with_an_infinite_example_has_no_statistics(values, repeats) -> None:
+    examples = torch.tensor([values * 2, [1.0, 2.0, 3.0] * 2]).repeat(1, repeats)
+    result = of_examples(examples)
+    statistics = [result.std(), result.sem(), *result.interval(), *result.interval(method="normal")]
+    statistics += [result.compare(0.0).p, result.compare(result).p]
+    for statistic in statistics:
+        assert statistic.values.isnan().tolist() == [True, False]
+    assert not result.compare(result).difference.values[0].isfinite()
+
+
 def test_a_skewed_distribution_is_covered_as_well() -> None:
     low, high = interval(draws(2000, 100).exp(), 0.95, "bootstrap")
     mean = math.exp(0.5)

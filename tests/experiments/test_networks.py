@@ -180,6 +180,21 @@ def test_token_ids_as_baseline() -> None:
             call(net, ids)
 
 
+def test_token_ids_as_baseline_among_other_integers() -> None:
+    class Named(Tokens):
+        def forward(self, attention_mask, input_ids):
+            return super().forward(input_ids, attention_mask)
+
+    torch.manual_seed(0)
+    net, ids, blank = Named().eval(), torch.randint(1, 20, (2, 5)), torch.full((2, 5), 7)
+    mask = torch.ones_like(ids)
+    expected = networks.integrated_gradients(net, (mask, ids), 1, "embed", net.embed(blank).detach()).values
+    inputs = {"attention_mask": mask, "input_ids": ids}
+    torch.testing.assert_close(networks.integrated_gradients(net, inputs, 1, "embed", blank).values, expected)
+    with pytest.raises(HooklineError, match="'mask', 'ids'"):
+        networks.integrated_gradients(Tokens().eval(), {"mask": mask, "ids": ids}, 1, "embed", blank)
+
+
 def test_guided_backprop_is_for_every_relu(cnn, x) -> None:
     class Guided(torch.autograd.Function):
         @staticmethod
@@ -203,6 +218,21 @@ def test_guided_backprop_is_for_every_relu(cnn, x) -> None:
     )
     with pytest.raises(HooklineError):
         networks.guided_backprop(nn.Linear(3, 2), torch.ones(1, 3), 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_guided_backprop_refuses_what_it_cannot_see() -> None:
+    scripted, x = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), torch.rand(2, 4)
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), scripted, nn.Linear(4, 2))
+    for _ in range(2):
+        net(x.clone().requires_grad_())  # a scripted module is optimized at its second call
+    with pytest.raises(HooklineError):
+        networks.guided_backprop(net, x, 1)
+
+
+def test_targets_of_small_integers(cnn, x) -> None:
+    index = torch.arange(len(x), dtype=torch.uint8)
+    assert networks.saliency(cnn, x, index).info["target"] == index.tolist()
 
 
 @pytest.mark.parametrize(("window", "stride"), [((3, 2), (2, 1)), (4, None), ((1, 3, 3), (1, 2, 3))])
@@ -447,6 +477,75 @@ def test_rows_that_depend_on_each_other_run_one_variant_at_a_time() -> None:
     torch.testing.assert_close(networks.occlusion(net, x, 0, 1).values[:, 1], change)
 
 
+class Scaled(nn.Module):
+    """Divides by the largest value of the batch, at its inputs and inside: rows of zeros leave it as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(5, 7), nn.Linear(7, 4)
+
+    def forward(self, x):
+        h = self.fc1(x / (x.abs().max() + 1e-6)).relu()
+        return self.fc2((h / (h.max() + 1e-6)).sin())
+
+
+def test_a_scale_of_the_whole_batch_is_noticed() -> None:
+    torch.manual_seed(0)
+    net, x = Scaled().eval(), torch.rand(1, 5) + 0.1
+    whole = net(x)[0, 1]
+    drops = [whole - net(x * (torch.arange(5) != at))[0, 1] for at in range(5)]
+    torch.testing.assert_close(networks.occlusion(net, x, 1, window=1).values[0], torch.stack(drops).detach())
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    total = torch.zeros_like(x)
+    for node, weight in zip(nodes, weights, strict=True):
+        part = (x * (1 + node) / 2).float().requires_grad_()
+        total += torch.autograd.grad(net(part)[0, 1], part)[0] * weight / 2
+    torch.testing.assert_close(networks.integrated_gradients(net, x, 1, steps=8).values, total * x)
+    h = hookline.hook(net).cache(x, names_filter="fc1")["fc1"]
+    edits = [h * (torch.arange(7) != unit) for unit in range(7)]
+    zeroed = [hookline.hook(net).run_with_hooks(x, fwd_hooks=[("fc1", lambda _, h=h: h)])[0, 1] for h in edits]
+    effects = networks.ablate_channels(net, x, "fc1", 1).values[0]
+    torch.testing.assert_close(effects, (torch.stack(zeroed) - whole).detach())
+
+
+def test_buffers_and_random_state_in_training_mode() -> None:
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(()))
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+            return F.dropout(x * self.scale, 0.5) * torch.ones_like(x).requires_grad_()
+
+    net = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), Running(), nn.Linear(4, 2))
+    x = torch.rand(2, 4)
+    output, random = net(x), torch.get_rng_state()
+    buffers = list(net.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    networks.saliency(net, x, 1)
+    with pytest.raises(HooklineError):
+        networks.saliency(net, x, 9)
+    networks.ablate_channels(net, x, "0", 1)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(buffer is other for buffer, other in zip(net.buffers(), buffers, strict=True))
+    assert all(map(torch.equal, buffers, before))
+    output.sum().backward()
+
+
+@pytest.mark.parametrize("dim", [0, -2, 2, True])
+def test_axes_that_are_no_channels(dim) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+    for call in (
+        lambda: networks.top_inputs(net, torch.rand(8, 4), "0", 3, dim=dim),
+        lambda: networks.maximize(net, "0", 3, shape=(8, 4), steps=1, dim=dim),
+        lambda: networks.ablate_channels(net, torch.rand(8, 4), "0", 3, dim=dim),
+    ):
+        with pytest.raises(HooklineError):
+            call()
+
+
 def test_functions_see_the_batch_as_it_was_passed(cnn, x) -> None:
     shapes = set()
 
@@ -539,7 +638,7 @@ def test_layers_before_the_point_run_only_where_they_must(at, has_tuple, skips) 
     net.first.rows = 0
     result = networks.ablate_channels(net, x, at, 1)
     torch.testing.assert_close(result.values, (torch.stack(expected) - net(x)[:, 1].detach()).T)
-    assert (net.first.rows <= 12) is skips
+    assert (net.first.rows <= 14) is skips
     path = networks.integrated_gradients(net, x, 1, at, baseline=0.3)
     net.train()
     in_full = networks.integrated_gradients(net, x, 1, at, baseline=0.3)

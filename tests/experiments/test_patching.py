@@ -218,7 +218,7 @@ def test_a_metric_may_keep_what_it_is_shown(tinyworld: hookline.HookedModel) -> 
 
     mary, john = tinyworld.to_single_token(" Mary"), tinyworld.to_single_token(" John")
     NAMES_BY_ID = metrics.logit_diff(mary, john)  # noqa: N806
-    result = patching.sweep(tinyworld, CLEAN, CORRUPTED, keeping, points="z", over=("layer", "head"))
+    result = patching.sweep(tinyworld, CLEAN, CORRUPTED, keeping, points="z", over=("layer", "head"), control=0)
     shown = torch.stack([NAMES_BY_ID(logits)[0] for logits in kept[-32:]])
     torch.testing.assert_close(shown.sort().values, result.values.flatten().sort().values)
 

@@ -6,6 +6,7 @@ import torch
 
 import hookline
 from hookline.demo.chapters import CAPITALS, NO_OPINION, questions
+from hookline.edits import add
 from hookline.errors import HooklineWarning
 from hookline.experiments import metrics, steering
 from hookline.positions import last
@@ -235,6 +236,22 @@ def test_damage_is_that_of_plain_runs_on_neutral_text(tinyworld, damage) -> None
             values.append((a.exp() * (a - b)).sum(-1).mean() if damage == "kl" else rise)
         found = swept.info["damage"].sel(layer=layer, coefficient=times).item()
         assert found == pytest.approx(float(torch.stack(values).mean()), abs=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("damage", ["kl", "loss"])
+def test_damage_is_by_default_that_of_one_prediction(tinyworld, damage) -> None:
+    vectors = steering.contrast_vectors(tinyworld, "The capital of Italy is", "The capital of France is")
+    lead = metrics.logit_diff(" Rome", " Paris")
+    swept = steering.sweep_layers(tinyworld, vectors, PROMPT, lead, coefficients=[2.0], damage=damage)
+    tokens = tinyworld.to_tokens(*steering.NEUTRAL)
+    plain = tinyworld(tokens)[0, -2].log_softmax(-1)
+    for layer in vectors.layers:
+        hook = (f"blocks.{layer}.hook_resid_post", add(vectors.at(layer), 2.0, pos=-2))
+        steered = tinyworld.run_with_hooks(tokens, fwd_hooks=[hook])[0, -2].log_softmax(-1)
+        rise = (plain - steered)[tokens[0, -1]]
+        expected = (plain.exp() * (plain - steered)).sum() if damage == "kl" else rise
+        assert swept.info["damage"].sel(layer=layer).item() == pytest.approx(float(expected), abs=1e-4, rel=1e-4)
 
 
 def test_the_best_cell_damages_least(tinyworld) -> None:

@@ -12,6 +12,7 @@ from tiny_models import causal_lm, seq2seq
 import hookline
 from hookline import HooklineError, edits
 from hookline.experiments import ablation, head_detectors, logit_attribution, logit_lens, metrics, patching
+from hookline.explore.attached_probe import AttachedProbe
 from hookline.explore.feature_views import FEATURE_VIEWS
 from hookline.explore.question import LiveEdit, Question
 from hookline.explore.views import MEASURES, VIEWS, _rows, about_model, aligned, answer, answers
@@ -136,6 +137,7 @@ def test_the_script_prints_the_same_numbers(model, name) -> None:
 @pytest.mark.parametrize("view", [view for view in VIEWS if view not in FEATURE_VIEWS])
 def test_every_view_takes_every_edit(model, view, name) -> None:
     more = {"measure": "stream"} if view == "patching" else {"point": "blocks.0.hook_resid_post"}
+    more |= {"probe": AttachedProbe(model, {"blocks.0.hook_resid_post": torch.ones(128)})}
     ask(model, view, other=OTHER, edits=(EDITS[name],), **({"measure": "ablation"} | more))
 
 
@@ -173,6 +175,7 @@ def test_heads_while_the_stream_is_edited(model) -> None:
         {"view": "next", "unknown": 1},
         {"view": "next", "saes": "/tmp"},
         {"view": "features"},
+        {"view": "scores"},
         {"view": "next", "edits": [{"kind": "zero", "point": "blocks.1.hook_resid_post", "feature": 1}]},
         {"view": "next", "edits": [{"kind": "mean", "point": "blocks.1.hook_resid_post", "feature": 1}]},
         {"view": "next", "edits": [{"kind": "zero", "point": "blocks.1.hook_resid_post", "feature": 1, "neuron": 2}]},

@@ -118,6 +118,19 @@ def in_place(function: Callable[[Tensor], Tensor | None], *, through_data: bool 
     return write
 
 
+def capped(x: Tensor) -> Tensor:
+    """The projection on the ramp is between -0.25 and 0.5."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    along = (wide * unit(wide)).sum(-1, keepdim=True)
+    return (wide + (along.clamp(-0.25, 0.5) - along) * unit(wide)).to(x.dtype)
+
+
+def added_at_norm(x: Tensor) -> Tensor:
+    """Plus half of the norm of each vector, along the ramp."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide + 0.5 * wide.norm(dim=-1, keepdim=True) * unit(wide)).to(x.dtype)
+
+
 EDITS: dict[str, Callable[[Tensor], Tensor]] = {
     "zero": torch.zeros_like,
     "scale": lambda x: x * -1.5,
@@ -125,6 +138,8 @@ EDITS: dict[str, Callable[[Tensor], Tensor]] = {
     "replace": lambda x: torch.full_like(x, 0.25),
     "project_out": lambda x: x - (x * unit(x)).sum(-1, keepdim=True) * unit(x),
     "reflect": lambda x: x - 2 * (x * unit(x)).sum(-1, keepdim=True) * unit(x),
+    "cap": capped,
+    "match_norm": added_at_norm,
 }
 """Edits as data, written out."""
 

@@ -45,6 +45,8 @@ def edit(hook: Hook) -> Any:
         "replace": lambda: edits.replace(torch.tensor(0.25), **options),
         "project_out": lambda: edits.project_out(ramp, **options),
         "reflect": lambda: edits.reflect(ramp, **options),
+        "cap": lambda: edits.cap(ramp, -0.25, 0.5, **options),
+        "match_norm": lambda: edits.add(ramp, 0.5, match_norm=True, **options),
     }
     return made[hook.change]()
 

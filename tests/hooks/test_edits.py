@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hookline
 from hookline import HookError, HooklineError, NeverFiredWarning, UnknownPointError, at, last, token
-from hookline.edits import add, freeze, mean, noise, project_out, reflect, replace, scale, zero
+from hookline.edits import add, cap, freeze, mean, noise, project_out, reflect, replace, scale, zero
 from hookline.edits import load as load_edits
 from hookline.edits import save as save_edits
 from hookline.errors import InvalidHookError
@@ -323,6 +323,7 @@ EDITS = st.one_of(
     st.builds(zero, **WHERE),
     st.builds(scale, NUMBERS, **WHERE),
     *(st.builds(kind, DTYPES.map(lambda x: torch.randn(4).to(x)), **WHERE) for kind in (project_out, reflect)),
+    st.builds(cap, DTYPES.map(lambda x: torch.randn(4).to(x)), st.floats(-9, 0), st.floats(0, 9), **WHERE),
     st.builds(noise, st.floats(0, 10), st.integers(0, 2**40), **WHERE),
     st.builds(add, st.one_of(TENSORS, NUMBERS), NUMBERS, **WHERE),
     *(st.builds(kind, st.one_of(TENSORS, NUMBERS), **WHERE) for kind in (mean, replace, freeze)),

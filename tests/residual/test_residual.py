@@ -1,5 +1,7 @@
 """The parts of the stream sum to it, and what they add to a logit sums to that, on models as they are."""
 
+import ast
+
 import pytest
 import tiny_models
 import torch
@@ -306,3 +308,60 @@ def test_which_head_says_mary() -> None:
     alone = cache.remove_batch_dim()
     heads = alone.stack_head_results(pos_slice=-1)
     assert torch.allclose(alone.logit_attrs(heads, " Mary", " John", pos_slice=-1), lead, atol=1e-5)
+
+
+def test_a_cache_of_resid_post_has_the_next_resid_pre() -> None:
+    module = tiny_models.nudged("llama")
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+    names = ["blocks.0.hook_resid_pre", "blocks.*.hook_resid_post", "unembed.*"]
+    with torch.no_grad():
+        whole, cache = model.run_with_cache(**inputs)[1], model.run_with_cache(**inputs, names_filter=names)[1]
+    assert torch.equal(cache["resid_pre", 2], whole["resid_pre", 2])
+    assert torch.equal(cache["model.layers.2.input"], whole["resid_pre", 2])
+    assert torch.equal(cache.accumulated_resid(apply_ln=True), whole.accumulated_resid(apply_ln=True))
+    assert torch.equal(cache.logit_lens(2), whole.logit_lens(2))
+    assert torch.equal(cache.at(-1)["resid_pre", 1], whole["resid_pre", 1][:, -1])
+    assert ("resid_pre", 1) not in model.run_with_cache(**inputs, names_filter="blocks.2.hook_resid_post")[1]
+
+
+@pytest.mark.parametrize("way", ["run", "context", "torch"])
+def test_not_if_a_hook_changed_what_the_next_layer_gets(way) -> None:
+    module = tiny_models.nudged("llama")
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+    options = {"names_filter": ["blocks.*.hook_resid_post", "blocks.0.hook_resid_pre"]}
+    hooks = [("blocks.2.hook_resid_pre", lambda x: x * 2)]
+    if way == "run":
+        _, cache = model.run_with_cache(**inputs, **options, fwd_hooks=hooks)
+    elif way == "context":
+        with model.hooks(fwd_hooks=hooks):
+            _, cache = model.run_with_cache(**inputs, **options)
+    else:
+        handle = module.model.layers[2].register_forward_pre_hook(lambda _module, args: (args[0] * 2, *args[1:]))
+        _, cache = model.run_with_cache(**inputs, **options)
+        handle.remove()
+    assert ("resid_pre", 2) not in cache
+    with pytest.raises(hookline.errors.UnavailablePointError, match=r"blocks\.\*\.hook_resid_pre"):
+        cache.accumulated_resid()
+
+
+@pytest.mark.parametrize(
+    ("read", "missing"),
+    [
+        (lambda cache: cache.accumulated_resid(), []),
+        (lambda cache: cache.accumulated_resid(2, apply_ln=True), ["blocks.2.ln1.hook_scale"]),
+        (lambda cache: cache.accumulated_resid(2, mlp_input=True), ["blocks.2.hook_resid_mid"]),
+        (lambda cache: cache.accumulated_resid(incl_mid=True), ["blocks.0.hook_resid_mid"]),
+        (lambda cache: cache.logit_lens(1), ["unembed.hook_in", "unembed.hook_out"]),
+    ],
+)
+@torch.no_grad()
+def test_an_error_about_the_stream_has_the_whole_filter(read, missing) -> None:
+    module = tiny_models.nudged("llama")
+    model, inputs = hookline.hook(module), tiny_models.inputs(module)
+    _, cache = model.run_with_cache(**inputs, names_filter="blocks.*.hook_resid_post")
+    with pytest.raises(hookline.errors.UnavailablePointError) as error:
+        read(cache)
+    assert all(repr(name) in str(error.value) for name in ["blocks.0.hook_resid_pre", *missing])
+    names_filter = ast.literal_eval(str(error.value).partition("names_filter=")[2])
+    _, whole = model.run_with_cache(**inputs)
+    assert torch.equal(read(model.run_with_cache(**inputs, names_filter=names_filter)[1]), read(whole))

@@ -83,3 +83,8 @@ def test_a_module_that_is_not_called_is_left_out() -> None:
     module.unused = nn.Linear(2, 2)
     with pytest.warns(NeverFiredWarning):
         assert list(collect(module, nn.Linear, {"in": mean}, [torch.randn(3, 4)])) == ["fc1", "fc2"]
+
+
+def test_a_tensor_is_no_batches(mlp) -> None:
+    with pytest.raises(HooklineError):
+        collect(mlp, nn.Linear, {"in": mean}, torch.randn(6, 4))

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from networks import MLP
+from networks import MLP, Twice
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hookline
 from hookline import HookError, HooklineError
+from hookline.errors import HooklineWarning
 from hookline.training import distill, l1, l2, penalty
 
 
@@ -99,3 +100,46 @@ def test_a_teacher_with_other_names_and_shapes(mlp, x) -> None:
     with pytest.raises(HooklineError):
         distill(mlp, teacher, {"fc*": "1"})
     assert torch.equal(copy.deepcopy(mlp)(x), mlp(x))
+
+
+def test_a_function_that_returns_no_single_number_raises(mlp, x) -> None:
+    with pytest.raises(HooklineError):
+        penalty(mlp, "act", "l1")
+    for function in (lambda h: h.sum(1), lambda h: 0.5):
+        with penalty(mlp, "act", function), pytest.raises(HookError):
+            mlp(x)
+    with distill(mlp, copy.deepcopy(mlp), ["act"], lambda h, other: (h - other).square()) as distance:
+        mlp(x)
+        with pytest.raises(HooklineError):
+            distance(x)
+
+
+def test_shapes_that_differ_are_not_broadcast(mlp, x) -> None:
+    teacher = nn.Sequential(nn.Linear(x.shape[1], 1))
+    with distill(mlp, teacher, {"fc1": "0"}) as distance:
+        mlp(x)
+        with pytest.raises(HooklineError):
+            distance(x)
+    with distill(
+        mlp, teacher, {"fc1": "0"}, lambda h, other: (h.mean(1, keepdim=True) - other).square().mean()
+    ) as term:
+        mlp(x)
+        assert term(x).ndim == 0
+
+
+def test_a_student_whose_module_is_called_several_times() -> None:
+    student, x = Twice(), torch.randn(3, 4)
+    teacher = nn.Sequential(nn.Linear(4, 4))
+    with distill(student, teacher, {"cell": "0"}), pytest.raises(HookError, match="cell#0"):
+        student(x)
+    with distill(student, teacher, {"cell#1": "0"}) as distance:
+        student(x)
+        student(x)
+        distance(x)
+
+
+def test_a_teacher_in_training_mode_is_warned_of(mlp, x) -> None:
+    teacher = nn.Sequential(nn.Linear(4, 8), nn.Dropout())
+    warned = pytest.warns(HooklineWarning)
+    with warned, distill(mlp, teacher, {"fc1": "0"}):
+        mlp(x)

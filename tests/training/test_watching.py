@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import hookline
 from hookline import HooklineError, NeverFiredWarning
 from hookline.engine import open_runs
-from hookline.training import watch
+from hookline.training import tensor_statistics, watch
 
 STATISTICS = ("mean", "std", "norm", "zeros", "max", "nonfinite")
 
@@ -358,3 +358,37 @@ def test_what_is_never_called_or_returns_no_tensor_is_left_out() -> None:
     assert {row.point for row in record.rows} == {"weights.0"}
     with watch(module, "nothing", every=1), pytest.raises(HooklineError):
         module(torch.randn(2, 3))
+
+
+def test_a_network_in_a_compiled_one_is_compiled_once(mlp, x) -> None:
+    graphs, runs = [], []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return lambda *inputs: runs.append(graph) or graph(*inputs)
+
+    compiled = torch.compile(mlp, backend=backend)
+    with watch(mlp, every=3) as record:
+        for _ in range(6):
+            compiled(x).sum().backward()
+    assert len(graphs) == 1
+    assert len(runs) == 4
+    assert {row.step for row in record.rows} == {0, 3}
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (4, 300), (9,), (2, 3, 4, 5)])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_counts_and_moments_are_exact(monkeypatch, shape, on_host) -> None:
+    monkeypatch.setattr(tensor_statistics, "_is_on_host", lambda _x: on_host)
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(shape).relu().to(dtype)
+        for axis in (None, *(range(len(shape)) if len(shape) > 1 else ())):
+            others = [other for other in range(x.ndim) if other != axis]
+            counts = tensor_statistics.nonzero_counts(x, axis)
+            assert torch.equal(counts.long(), (x != 0).sum(others))
+            assert tensor_statistics.moments_of(x, counts).nonzero == x.count_nonzero()
+    x.view(-1)[:3] = torch.tensor([math.nan, math.inf, 0.0])
+    counts = tensor_statistics.nonzero_counts(x)
+    assert counts.sum() == x.count_nonzero()
+    assert tensor_statistics.moments_of(x, counts).nonfinite == 2

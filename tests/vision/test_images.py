@@ -552,7 +552,10 @@ def test_images_in_place_of_a_prompt(llava) -> None:
             llava(given)
         for name in ENCODERS:
             model = hookline.hook(module_of(name))
-            for call in (model, model.run_with_cache, model.to_inputs):
+            calls = (
+                [model.to_inputs] if isinstance(given, torch.Tensor) else [model, model.run_with_cache, model.to_inputs]
+            )
+            for call in calls:
                 with pytest.raises(HooklineError, match=r"no text.*pixel_values="):
                     call(given)
 

@@ -186,6 +186,7 @@ def explore(
     export: Annotated[Path | None, typer.Option(help="Write the page to this file, and serve nothing.")] = None,
     sae: Annotated[list[str] | None, typer.Option(help="The folder of a sparse autoencoder, or POINT=FOLDER.")] = None,
     store: Annotated[str | None, typer.Option(help="A store of activations, for top contexts of features.")] = None,
+    probe: Annotated[Path | None, typer.Option(help="The file of a probe (Probes.save), which scores tokens.")] = None,
     as_json: Json = False,
 ) -> Answer:
     """Look into a model in the browser: a page on this machine, whose address is printed."""
@@ -199,7 +200,7 @@ def explore(
     if export is not None and not first:
         raise HooklineError(f"a page needs a text: hookline explore {model} --export {export} --prompt TEXT")
     loaded = load(model)
-    options: dict[str, Any] = {"name": model, "saes": sae or None, "store": store}
+    options: dict[str, Any] = {"name": model, "saes": sae or None, "store": store, "probe": probe}
     options |= _images(model, first, image, other_image)
     if export is not None:
         page = export_page(loaded, export, first, second, **options)

@@ -11,13 +11,17 @@ from hookline.compiled.not_compiled import NotCompiled, check_no
 from hookline.compiled.traceable import check_stateless
 from hookline.compiled.traced_lenses import can_trace
 from hookline.engine import Action, Edit, HookAction, HookPoint, PointAction, Record
-from hookline.hooks.data_edits import Add, DataEdit, EditAction, Freeze, Mean, ProjectOut, Replace, Scale, Zero
+from hookline.hooks.data_edits import Add, Cap, DataEdit, EditAction, Freeze, Mean, ProjectOut, Replace, Scale, Zero
+from hookline.hooks.scores import Score
 from hookline.text.at_positions import PositionHook
+from hookline.text.score_positions import Crossed
 
 How = Literal["table", "traced", "read"]
 
 AFFINE = (Zero, Scale, Add, Replace, Mean, Freeze)
-"""Edits of the form `x * keep + add`."""
+"""Edits of the form `x * keep + add`; if norms are matched, of the other form."""
+ALONG = (ProjectOut, Cap)
+"""Edits that only change the component along a direction."""
 
 
 def placed(action: Action) -> How:
@@ -29,7 +33,7 @@ def placed(action: Action) -> How:
     if action.dir == "bwd":
         raise NotCompiled("a gradient needs a run with gradients")
     check_no(no_site(action.point))
-    if type(action) is Record:
+    if type(action) in (Record, Score):
         return "read"
     if not isinstance(action, HookAction):
         raise NotCompiled("it records gradients")
@@ -80,7 +84,7 @@ def _hook(action: HookAction) -> How:
         raise NotCompiled("the point has indices, which are checked")
     hook: Any = action.hook
     if isinstance(action, EditAction):
-        if type(hook) is not ProjectOut and type(hook) not in AFFINE:
+        if type(hook) not in (*AFFINE, *ALONG):
             raise NotCompiled(f"{hook.kind} has no table")
         return "table"
     if type(action) is not Edit:
@@ -104,3 +108,9 @@ def code_of(function: Any) -> Any:
 def positions_of(action: HookAction) -> Any:
     """The positions that a hook is limited to; None for all."""
     return action.hook.pos if isinstance(action.hook, DataEdit) else getattr(action.hook, "where", None)
+
+
+def condition_of(action: HookAction) -> Crossed | None:
+    """The bound of a monitor from whose crossing on a hook acts; None if it needs none."""
+    on, positions = getattr(action.hook, "on", None), positions_of(action)
+    return positions if isinstance(positions, Crossed) else on if isinstance(on, Crossed) else None

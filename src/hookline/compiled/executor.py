@@ -18,14 +18,14 @@ from torch import Tensor
 from hookline.compiled import entry, tails
 from hookline.compiled.classify import check_placed, no_site, placed, placement_text
 from hookline.compiled.decoding import DecodeState, GrowingState, bucket, static_cache, vocab_of
-from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, records_of
+from hookline.compiled.forwarding import INPUTS, CompiledForward, ForwardState, before_end, read_specs, records_of
 from hookline.compiled.gates import in_pass
 from hookline.compiled.generating import CompiledGeneration
 from hookline.compiled.model_code import ModelCode
 from hookline.compiled.not_compiled import NotCompiled, check_no
 from hookline.compiled.options import CompileOptions, compile_options
 from hookline.compiled.plain import PlainTensors
-from hookline.compiled.program import Features, Program, Read, Slot, SlotSpec
+from hookline.compiled.program import Features, Program, Read, ReadSpec, Slot, SlotSpec
 from hookline.compiled.repeats import Repeats
 from hookline.compiled.sampling import sampling_of, way_to_choose
 from hookline.compiled.tables import spec_of
@@ -45,6 +45,7 @@ from hookline.engine import (
     undo,
 )
 from hookline.errors import HooklineError, HooklineWarning, users_level
+from hookline.hooks.scores import Score
 from hookline.rerun.joined import JoinedRun
 from hookline.transformer.architectures import rotary_change
 from hookline.transformer.index import ModelPoints
@@ -140,18 +141,26 @@ class CompiledRuns:
         check_placed(actions)
         return actions
 
-    def generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration | None:
+    def generation(
+        self, ids: Tensor, options: Mapping[str, Any], scores: Sequence[Score] = ()
+    ) -> CompiledGeneration | None:
         """A compiled generation; None, after a warning, if it cannot be compiled."""
-        return self.unless_refused(partial(self._generation, ids, options))
+        return self.unless_refused(partial(self._generation, ids, options, scores))
 
     def stream(
-        self, ids: Tensor, options: Mapping[str, Any], seed: int | None, *, is_compiled: bool
+        self,
+        ids: Tensor,
+        options: Mapping[str, Any],
+        seed: int | None,
+        scores: Sequence[Score] = (),
+        *,
+        is_compiled: bool,
     ) -> Iterator[Tensor]:
         """Yield each new column of tokens as soon as it is computed."""
-        generation = self.generation(ids, options) if is_compiled else None
-        return (generation or self._uncompiled(ids, options)).columns(seed)
+        generation = self.generation(ids, options, scores) if is_compiled else None
+        return (generation or self._uncompiled(ids, options, scores)).columns(seed)
 
-    def _uncompiled(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration:
+    def _uncompiled(self, ids: Tensor, options: Mapping[str, Any], scores: Sequence[Score]) -> CompiledGeneration:
         """A generation one token at a time, for streaming, which is not compiled."""
         keywords = dict(options)
         mask = keywords.pop("attention_mask", None)
@@ -167,15 +176,15 @@ class CompiledRuns:
         mask = entry.inferred_mask(module, ids, config) if mask is None else mask
         with PlainTensors():
             state = GrowingState(module, ids.shape[0], ids.shape[1] + count, vocab_of(module))
-        return CompiledGeneration(self, state, [], ids, mask, sampling, count, is_compiled=False)
+        return CompiledGeneration(self, state, [], ids, mask, sampling, count, scores=scores, is_compiled=False)
 
-    def _generation(self, ids: Tensor, options: Mapping[str, Any]) -> CompiledGeneration:
+    def _generation(self, ids: Tensor, options: Mapping[str, Any], scores: Sequence[Score]) -> CompiledGeneration:
         keywords = dict(options)
         mask, logits_to_keep = keywords.pop("attention_mask", None), keywords.pop("logits_to_keep", 1)
         self._keep_up()
         entry.check_call(self.points)
         actions = entry.actions_of(self.points)
-        check_placed(actions)
+        check_placed([*actions, *scores])
         self._traced.check(actions)
         config, processors = entry.generation_settings(self.points.root, ids, keywords)
         sampling, count = sampling_of(config, processors), config.max_new_tokens
@@ -186,7 +195,8 @@ class CompiledRuns:
                 f"its rotary angles change at {change} tokens, where the model's own generate may start over"
             )
         state = self._state(ids.shape[0], bucket(ids.shape[1] + count))
-        return CompiledGeneration(self, state, actions, ids, mask, sampling, count, all_logits=logits_to_keep == 0)
+        more: dict[str, Any] = {"scores": scores, "all_logits": logits_to_keep == 0}
+        return CompiledGeneration(self, state, actions, ids, mask, sampling, count, **more)
 
     def taken(self, key: tuple[Any, ...]) -> Any:
         """Take an idle state from the pool, or None. Each thread has its own pool, as CUDA graphs require."""
@@ -291,7 +301,7 @@ class CompiledRuns:
         self,
         state: DecodeState | ForwardState,
         hooks: Sequence[HookAction],
-        reads: Sequence[HookPoint],
+        records: Sequence[Record],
         structure: Any,
         make: Callable[[Program], Callable[[], Any]],
     ) -> tuple[Variant, dict[HookAction, Slot]]:
@@ -299,29 +309,29 @@ class CompiledRuns:
 
         Raises NotCompiled if it is not used.
         """
-        sites = [point.site for point in reads]
+        reads = [*read_specs(records).values()]
         candidates = [variant for variant in state.variants if variant.structure == structure]
-        fitting = [variant for variant in candidates if variant.assigned(hooks, sites) is not None]
+        fitting = [variant for variant in candidates if variant.assigned(hooks, reads) is not None]
         if fitting:
             smallest = min(fitting, key=lambda variant: variant.size)
             self.used(state, smallest)
-            return smallest, _places(smallest, hooks, sites)
+            return smallest, _places(smallest, hooks, reads)
         needs = [spec_of(hook) for hook in hooks]
         edited = (
             0
             if any(spec.code is not None for spec in needs) or not needs
             else sum(variant.is_data for variant in candidates)
         )
-        specs, read_sites = self._structure(needs, hooks, reads, edited)
-        self._learn([*(spec.site for spec in specs), *read_sites])
-        self._check_features([*(hook.point for hook in hooks), *reads])
+        specs = self._structure(needs, hooks, edited)
+        self._learn([*(spec.site for spec in specs), *(spec.site for spec in reads)])
+        self._check_features([action.point for action in (*hooks, *records)])
         specs = [spec for spec in specs if spec.site in self._features]
         slots = [Slot(spec, self._features[spec.site], state.clock) for spec in specs]
-        program = Program(slots, [Read(site, self._features[site], state.clock) for site in read_sites])
+        program = Program(slots, [Read(spec, self._features[spec.site], state.clock) for spec in dict.fromkeys(reads)])
         new = Variant(program, make, self.options, state.clock.device, structure)
         state.variants.append(new)
         self.used(state, new)
-        return new, _places(new, hooks, sites)
+        return new, _places(new, hooks, reads)
 
     def used(self, state: State, variant: Variant) -> None:
         """Mark a variant as the most recently used, and drop the least recently used ones beyond the limit."""
@@ -335,15 +345,12 @@ class CompiledRuns:
                 self._past += old.backend.graphs
             self._idle = {key: [idle for idle in states if idle.variants] for key, states in self._idle.items()}
 
-    def _structure(
-        self, specs: list[SlotSpec], hooks: Sequence[HookAction], reads: Sequence[HookPoint], earlier_count: int
-    ) -> tuple[list[SlotSpec], list[Site]]:
-        """The slots and reads of a new variant.
+    def _structure(self, specs: list[SlotSpec], hooks: Sequence[HookAction], earlier_count: int) -> list[SlotSpec]:
+        """The slots of a new variant.
 
         The first variant has what is asked for, the second also the points of the same kinds in all layers, and any
         later one all points: so changing the points again and again compiles three times.
         """
-        read_sites = dict.fromkeys(point.site for point in reads)
         more: list[HookPoint] = [] if self.options.points is None else self.points.select(self.options.points)
         if earlier_count:
             kinds = {_LAYER.sub(".*.", point.canonical_name) for point in (*more, *(hook.point for hook in hooks))}
@@ -356,7 +363,7 @@ class CompiledRuns:
         return [
             *requested,
             *(SlotSpec(site, "any", spread) for site in sites if site not in {spec.site for spec in requested}),
-        ], [*read_sites]
+        ]
 
     def _all(self) -> list[HookPoint]:
         return [point for point in self.points.hook_dict.values() if no_site(point) is None and point.axes]
@@ -406,10 +413,10 @@ class CompiledRuns:
         return "\n".join(lines)
 
 
-def _places(variant: Variant, hooks: Sequence[HookAction], sites: Sequence[Site]) -> dict[HookAction, Slot]:
+def _places(variant: Variant, hooks: Sequence[HookAction], reads: Sequence[ReadSpec]) -> dict[HookAction, Slot]:
     """A slot for each hook, all others off."""
     check_no(variant.refusal)
-    slots = variant.assigned(hooks, sites)
+    slots = variant.assigned(hooks, reads)
     if slots is None:
         raise NotCompiled("its hooks have no order in a graph")
     for slot in variant.program.slots:

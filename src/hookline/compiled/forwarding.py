@@ -5,8 +5,10 @@ Texts are padded on the right to one of a few lengths, where a causal model does
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +21,12 @@ from hookline.compiled.classify import positions_of
 from hookline.compiled.fixed import fixed
 from hookline.compiled.not_compiled import NotCompiled
 from hookline.compiled.plain import PlainTensors
-from hookline.compiled.program import Clock, Program, Slot
+from hookline.compiled.program import Clock, Program, ReadSpec, Slot
 from hookline.compiled.proof import why_unproved
 from hookline.compiled.tables import all_are_tables, write_table
 from hookline.compiled.variants import Variant
 from hookline.engine import Action, HookAction, PointAction, Record, Recorder, Run, StopForward, open_runs, pass_state
+from hookline.hooks.scores import Score
 from hookline.text.token_positions import mask_of
 from hookline.transformer.index import ModelPoints
 
@@ -87,6 +90,17 @@ def records_of(actions: Sequence[Action]) -> list[Record]:
     return sorted((record for record in actions if type(record) is Record), key=lambda record: record.order)
 
 
+def read_specs(records: Sequence[Record]) -> dict[Record, ReadSpec]:
+    """What a graph has to read for each of these."""
+    specs: dict[Record, ReadSpec] = {}
+    alike: Counter[ReadSpec] = Counter()
+    for record in records:
+        spec = ReadSpec(record.point.site, len(record.bias) if isinstance(record, Score) else 0)
+        specs[record] = replace(spec, number=alike[spec] if spec.scores else 0)
+        alike[spec] += 1
+    return specs
+
+
 class CompiledForward:
     """One pass with the hooks of this thread."""
 
@@ -99,6 +113,7 @@ class CompiledForward:
         self.records = sorted(
             records_of(actions), key=lambda record: order.get(record.point.canonical_name, len(order))
         )
+        self._specs = read_specs(self.records)
         self.rows, self.width = inputs["input_ids"].shape
 
     def run(self) -> Any:
@@ -120,8 +135,7 @@ class CompiledForward:
 
     def _prepared(self) -> tuple[Variant, dict[HookAction, Slot]]:
         """The graph for this pass, and where its hooks are in it."""
-        points = [record.point for record in self.records]
-        variant, slots = self.owner.variant(self.state, self.hooks, points, None, self.state.passer)
+        variant, slots = self.owner.variant(self.state, self.hooks, self.records, None, self.state.passer)
         with all_are_tables():
             for hook, slot in slots.items():
                 positions = positions_of(hook)
@@ -147,12 +161,15 @@ class CompiledForward:
         variant.runs += 1
         for hook, slot in slots.items():
             hook.fired = hook.fired or hook.reach is None or bool(slot.gate.any())
+            if hook.tally is not None:
+                where = slot.gate[:, : self.width].cpu()
+                hook.tally.note(torch.empty(*where.shape, *slot.features.shape, device="meta"), where)
             if hook.reach is not None:
                 hook.reach.note(hook.point)
                 hook.why_not = None if hook.fired else hook.reach.why_not()
         with self._going_on():
             for record in self.records:
-                buffer = variant.program.reads[record.point.site].buffer
+                buffer = variant.program.reads[self._specs[record]].buffer
                 record.fired = True
                 record.recorder.keep(record.point, buffer[:, : self.width].clone())
         if not all(run.is_one_pass for run in open_runs()):
@@ -203,6 +220,6 @@ class CompiledForward:
             logits = self._logits(way())
         values = {} if logits is None else {"logits": logits}
         for record in self.records:
-            buffer = variant.program.reads[record.point.site].buffer
+            buffer = variant.program.reads[self._specs[record]].buffer
             values[record.point.name] = buffer[:, : self.width].clone()
         return values

@@ -17,6 +17,7 @@ from hookline.engine import HookAction, pass_state
 from hookline.errors import HooklineError
 from hookline.text.forward_pass import ForwardPass, Span
 from hookline.text.generate_calls import Generation
+from hookline.text.score_positions import Crossed
 from hookline.text.token_positions import TokenMeaning, mask_of
 from hookline.text.turn_positions import TextMeaning, TurnMeaning, tokenizer_of, written_ids
 
@@ -49,7 +50,7 @@ class Continuation:
         gate = slot.gate[:, start : self.stop]
         if isinstance(positions, Tensor) and positions.dtype == torch.bool:
             raise HooklineError("a mask is for the columns of one pass")
-        if positions is None:
+        if positions is None or isinstance(positions, Crossed):
             gate.fill_(True)
         elif isinstance(positions, TokenMeaning):
             if positions.nth != -1:

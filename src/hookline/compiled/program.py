@@ -1,6 +1,6 @@
 """Programs: what a graph does at the sites of a plan, with everything that may change in tensors of fixed address.
 
-    edits as data     x * keep + add, and x - (x · unit) unit, where a gate is on
+    edits as data     x * keep + add, and x + (clamp(x · unit) - x · unit + gain |x|) unit, where a gate is on
     functions         traced, where a gate is on
     reads             copied into a buffer
 
@@ -9,6 +9,7 @@ The gate of an edit has a column for every position of the text. Writing to a ta
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,10 @@ from hookline.compiled.traced_lenses import getter, putter
 from hookline.engine import Edit, HookPoint, Kind, Record, Site, Turn, compiling, undo
 from hookline.errors import HooklineError
 from hookline.functions.callers import call_style
+from hookline.hooks.scores import scores_of
 
-SlotKind = Literal["affine", "project", "any", "function"]
+_scores_of = inspect.unwrap(scores_of)  # without what tests wrap around it
+SlotKind = Literal["affine", "along", "any", "function"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class SlotSpec:
 
     def takes(self, other: SlotSpec) -> bool:
         """Whether an edit that needs `other` can use this slot."""
-        is_kind = self.kind == other.kind or (self.kind == "any" and other.kind in ("affine", "project"))
+        is_kind = self.kind == other.kind or (self.kind == "any" and other.kind in ("affine", "along"))
         is_same = self.code is other.code and self.constants == other.constants
         return is_kind and is_same and self.site == other.site and self.spread >= other.spread
 
@@ -82,8 +85,10 @@ class Slot:
         if self.kind in ("affine", "any"):
             self.keep = fixed(torch.ones(shape, dtype=wide, device=clock.device))
             self.add = fixed(torch.zeros(shape, dtype=wide, device=clock.device))
-        if self.kind in ("project", "any"):
-            self.unit = fixed(torch.zeros(features.shape[-1:], dtype=wide, device=clock.device))
+        if self.kind in ("along", "any"):
+            self.unit = fixed(torch.zeros(shape, dtype=wide, device=clock.device))
+            self.bounds = fixed(torch.zeros(2, dtype=wide, device=clock.device))
+            self.gain = fixed(torch.zeros((), dtype=wide, device=clock.device))
             self.where = fixed(torch.ones(shape, dtype=torch.bool, device=clock.device))
         self.function: Any = None
         self.style = "alone"
@@ -103,19 +108,24 @@ class Slot:
             new = self._traced(x)
         else:
             new = x
-            if self.kind != "project":
+            if self.kind != "along":
                 new = torch.where(self.keep == 0, self.add, new * self.keep + self.add)
             if self.kind != "affine":
-                wide = new.to(self.unit.dtype)
-                new = torch.where(self.where, wide - (wide * self.unit).sum(-1, keepdim=True) * self.unit, wide)
+                new = self._along(new.to(self.unit.dtype))
             new = new.to(x.dtype)
         gate = self._is_on().view(x.shape[0], -1, *[1] * (x.ndim - 2))
         return torch.where(gate, new, x)
 
+    def _along(self, x: Tensor) -> Tensor:
+        """The value with another component along the unit vector."""
+        before = (x * self.unit).sum(-1, keepdim=True)
+        moved = before.clamp(self.bounds[0], self.bounds[1]) - before + self.gain * x.norm(dim=-1, keepdim=True)
+        return torch.where(self.where, x + moved * self.unit, x)
+
     def touched(self) -> tuple[Tensor, ...]:
         """The tensors that a slot of this kind reads."""
-        tables = () if self.kind == "function" else (self.keep, self.add) if self.kind != "project" else ()
-        more = (self.unit, self.where) if self.kind in ("project", "any") else ()
+        tables = () if self.kind == "function" else (self.keep, self.add) if self.kind != "along" else ()
+        more = (self.unit, self.bounds, self.gain, self.where) if self.kind in ("along", "any") else ()
         return (self.gate, self.allowed, *tables, *more)
 
     def _is_on(self) -> Tensor:
@@ -138,20 +148,36 @@ class Slot:
         return new.to(x.dtype)
 
 
+@dataclass(frozen=True)
+class ReadSpec:
+    """What is read at a site: the activation, or so many scores of it; `number` tells several alike apart."""
+
+    site: Site
+    scores: int = 0
+    number: int = 0
+
+
 class Read:
     """A point that is read in a graph: a buffer with a column for every position of the text."""
 
-    def __init__(self, site: Site, features: Features, clock: Clock) -> None:
-        self.site, self.clock = site, clock
-        shape = (clock.rows, clock.width, *features.shape)
-        self.buffer = fixed(torch.zeros(shape, dtype=features.dtype, device=clock.device))
+    def __init__(self, spec: ReadSpec, features: Features, clock: Clock) -> None:
+        self.spec, self.site, self.clock = spec, spec.site, clock
+        shape, dtype = features.shape, features.dtype
+        if spec.scores:
+            dtype = torch.promote_types(dtype, torch.float32)
+            self.weight = fixed(torch.zeros(spec.scores, *shape, dtype=dtype, device=clock.device))
+            self.bias = fixed(torch.zeros(spec.scores, dtype=dtype, device=clock.device))
+            shape = (spec.scores,)
+        self.buffer = fixed(torch.zeros(clock.rows, clock.width, *shape, dtype=dtype, device=clock.device))
 
     def touched(self) -> tuple[Tensor, ...]:
         """Its tensors."""
-        return (self.buffer,)
+        return (self.buffer, self.weight, self.bias) if self.spec.scores else (self.buffer,)
 
     def __call__(self, x: Tensor) -> None:
-        """Keep the value, inside the graph."""
+        """Keep the value, or its scores, inside the graph."""
+        if self.spec.scores:
+            x = _scores_of(x, self.weight, self.bias)
         if self.clock.column is None:
             self.buffer.copy_(x)
         else:
@@ -231,7 +257,7 @@ class Program:
     def __init__(
         self, slots: Sequence[Any], reads: Sequence[Read] = (), others: Sequence[tuple[Turn, Any]] = ()
     ) -> None:
-        self.slots, self.reads = list(slots), {read.site: read for read in reads}
+        self.slots, self.reads = list(slots), {read.spec: read for read in reads}
         needed = [site for slot_or_read in (*slots, *reads) for site in slot_or_read.site.needs]
         places = {site: place for place, site in enumerate(dict.fromkeys(needed))}
         self.saved: list[Any] = [None] * len(places)
@@ -247,7 +273,8 @@ class Program:
             site = slot.site
             step = (getter(site.lens, places), putter(site.lens, places), slot)
             keyed_steps[site.module, site.kind].append(((turn, site.stage, Edit.phase), step))
-        for site, read in self.reads.items():
+        for read in self.reads.values():
+            site = read.site
             key = (Turn.AT_POINTS, site.stage, Record.phase)
             keyed_steps[site.module, site.kind].append((key, (getter(site.lens, places), None, read)))
         for site, place in places.items():

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.compiled.classify import code_of, function_of
+from hookline.compiled.classify import ALONG, code_of, function_of
 from hookline.compiled.not_compiled import NotCompiled
 from hookline.compiled.program import Slot, SlotSpec
 from hookline.compiled.traceable import constants_of
 from hookline.engine import HookAction
 from hookline.errors import HooklineError
-from hookline.hooks.data_edits import Add, DataEdit, Mean, ProjectOut, Scale, Zero
-from hookline.hooks.fitting import averaged
+from hookline.hooks.data_edits import Add, Cap, DataEdit, Mean, Scale, Zero
+from hookline.hooks.fitting import averaged, unit_of
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def spec_of(action: HookAction) -> SlotSpec:
     if not isinstance(edit, DataEdit):
         function = function_of(action)
         return SlotSpec(site, "function", code=code_of(function), constants=constants_of(function))
-    kind: Any = "project" if isinstance(edit, ProjectOut) else "affine"
+    kind: Any = "along" if _is_along(edit) else "affine"
     return SlotSpec(site, kind, _spread(edit, len(action.point.axes.split()) or 3))
 
 
@@ -61,19 +61,37 @@ def write_table(slot: Slot, action: HookAction, width: int) -> None:
     x = torch.zeros((slot.clock.rows, width, *slot.features.shape), dtype=slot.features.dtype, device=slot.gate.device)
     where = edit._where(x, action.point)
     where = None if where is None else where.expand(x.shape)
-    keep, add, unit = 1.0, x, None
-    if isinstance(edit, ProjectOut):
-        edit.changed(x, action.point)  # for its checks
-        unit = _unit(edit.direction, slot.unit)
-    else:
-        keep, add = _affine(edit, x, action.point)
-    if slot.kind != "project":
-        is_on = torch.ones_like(x, dtype=torch.bool) if where is None else where
+    is_on = torch.ones_like(x, dtype=torch.bool) if where is None else where
+    is_along = _is_along(edit)
+    keep, add = (1.0, x) if is_along else _affine(edit, x, action.point)
+    if slot.kind != "along":
         _fill(slot.keep, torch.where(is_on, keep, torch.ones_like(x, dtype=slot.keep.dtype)))
         _fill(slot.add, torch.where(is_on, add, torch.zeros_like(add)))
     if slot.kind != "affine":
-        slot.unit.copy_(torch.zeros_like(slot.unit) if unit is None else unit)
-        _fill(slot.where, torch.ones_like(x, dtype=torch.bool) if where is None or unit is None else where)
+        _write_along(slot, edit if is_along else None, x, action.point)
+        _fill(slot.where, is_on if is_along else torch.ones_like(is_on))
+
+
+def _is_along(edit: DataEdit) -> bool:
+    """Whether an edit moves the activation along a direction, by a length that depends on the activation."""
+    return type(edit) in ALONG or (isinstance(edit, Add) and edit.match_norm)
+
+
+def _write_along(slot: Slot, edit: Any, x: Tensor, point: Any) -> None:
+    """Write the direction of an edit, the bounds of the component along it, and what is added; None: nothing."""
+    low, high, gain, unit = -torch.inf, torch.inf, 0.0, torch.zeros_like(x, dtype=slot.unit.dtype)
+    if edit is not None:
+        edit.changed(x, point)  # for its checks
+        unit = (edit.unit(unit) if isinstance(edit, Add) else unit_of(edit.direction, unit)).expand(x.shape)
+    if isinstance(edit, Add):
+        gain = edit.coefficient
+    elif isinstance(edit, Cap):
+        low, high = (low if edit.low is None else edit.low), (high if edit.high is None else edit.high)
+    elif edit is not None:
+        low = high = 0.0
+    _fill(slot.unit, unit)
+    slot.bounds.copy_(torch.tensor([low, high]))
+    slot.gain.fill_(gain)
 
 
 def _fill(table: Tensor, values: Tensor) -> None:
@@ -96,9 +114,3 @@ def _affine(edit: Any, x: Tensor, point: Any) -> tuple[float, Tensor]:
         if outlying.count:
             raise NotCompiled("mean leaves outlying positions as they are; outliers='include' does not")
     return 0.0, edit.changed(x, point)
-
-
-def _unit(direction: Tensor, like: Tensor) -> Tensor:
-    unit = direction.to(like.device, torch.float64)
-    unit = unit / unit.abs().max()
-    return (unit / unit.norm()).to(like.dtype)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hookline.compiled.options import CompileOptions
-from hookline.compiled.program import Program, Slot
+from hookline.compiled.program import Program, ReadSpec, Slot
 from hookline.compiled.tables import spec_of
-from hookline.engine import HookAction, Site
+from hookline.engine import HookAction
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -74,7 +74,7 @@ class Variant:
         """The number of slots and reads."""
         return len(self.program.slots) + len(self.program.reads)
 
-    def assigned(self, actions: Sequence[HookAction], reads: Sequence[Site]) -> dict[HookAction, Slot] | None:
+    def assigned(self, actions: Sequence[HookAction], reads: Sequence[ReadSpec]) -> dict[HookAction, Slot] | None:
         """A slot for each hook, in their order; None if the program does not have them all."""
         if not set(reads) <= self.program.reads.keys():
             return None

@@ -208,7 +208,7 @@ class Record(PointAction):
         if self.point.only is not None and not self.is_for_this_call():
             return value
         try:
-            x = self._later(value) if self.takes_deferred else self._now(value)
+            x = self._later(value) if self.takes_deferred else self.value_of(value)
         except NoTensorError as error:
             if self.recorder.skips_missing:
                 self.recorder.miss(self.point.name)
@@ -225,9 +225,10 @@ class Record(PointAction):
 
     def _later(self, value: Any) -> Tensor | Deferred:
         x = deferred(self.lens, value)
-        return self._now(value.compute() if type(value) is Deferred else value) if x is None else x
+        return self.value_of(value.compute() if type(value) is Deferred else value) if x is None else x
 
-    def _now(self, value: Any) -> Tensor:
+    def value_of(self, value: Any) -> Tensor:
+        """What is kept of a value."""
         if not self.is_derived or not torch.is_grad_enabled():
             return self.lens.get(value)
         try:  # outside the model's graph: a checkpoint would miss the tensors saved for it when it recomputes

@@ -6,7 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -111,11 +111,14 @@ class ActivationCache(Mapping[str, Tensor]):
         except UnavailablePointError:
             raise
         except UnknownPointError:
-            raise unknown_point(asked, self._tensors) from None
+            raise unknown_point(asked, self._tensors, meant=partial(self._meant_by, asked)) from None
         for spelling in (canonical, canonical.removesuffix("#0")):  # of one call, the first is the only one
             if spelling in self._keys:
                 return self._keys[spelling]
         raise UnavailablePointError(self._why_missing(asked))
+
+    def _meant_by(self, name: str) -> list[str]:
+        return [] if self._points is None else [meant for meant in self._points.meant_by(name) if meant in self]
 
     def _why_missing(self, name: str) -> str:
         if calls := self._calls(name):

@@ -143,6 +143,8 @@ def edit(action: Edit, value: Any) -> Any:
     result = call_hook(action, given, call)
     if result is None or result is given:
         result = None  # so that this frame refers to what was lent only once
+        if action.tally is not None and not pass_state.is_recomputing:
+            action.note_acted(x)
         if action.is_as_lent(given, kept, x):
             wants_gradient = action.wants_gradient(given, x)
             if wants_gradient is None:
@@ -157,6 +159,8 @@ def edit(action: Edit, value: Any) -> Any:
         new = action.view.put(value, action.fitted_loan(given, x, is_kept=is_kept))
     else:
         new = action.view.put(value, action.fitted_result(result, x, given))
+        if action.tally is not None and not pass_state.is_recomputing:
+            action.note_acted(x)
     action.has_edited = True
     if pass_state.starts_with_grad or torch.is_grad_enabled():
         action.keep_for_second_run(must_act=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,10 @@ class PositionScope:
         """The reason for a hook that never fired."""
         return f"none of the positions that ran is {self._partial.where!r}"
 
+    def covered(self) -> Any:
+        """The positions at which the hook acted when it was last called, `[row, position]`."""
+        return self._partial.mask
+
     def clear(self) -> None:
         """Begin a run: no position has been missed yet."""
         if self._unreached is not None:
@@ -84,6 +89,10 @@ class HookAction(PointAction):
     """Of a hook for some positions only."""
     allows_shape = False
     """Whether the hook may return another shape."""
+    entries: torch.Tensor | None = None
+    """Of an edit of some entries only: a mask that broadcasts to the activation."""
+    tally: passes.Tally | None = None
+    """Counts where the hook acts, in a context."""
     keeps_masked = False
     """Whether entries that the model masked stay masked: those of scores."""
 
@@ -106,6 +115,11 @@ class HookAction(PointAction):
     """Check what a hook returned, and make it what continues: `action.fit(result, like)`."""
     is_passed_through = staticmethod(is_passed_through)
     """Whether a tensor at the output of a module is an argument of that call, or a view of one."""
+
+    def note_acted(self, x: Any) -> None:
+        """Note that the hook has acted on the value of its point."""
+        if self.tally is not None and (self.reach is None or self.reach.has_acted()):
+            self.tally.note(x, None if self.reach is None else self.reach.covered())
 
     def error(self, what: str, original: BaseException | None = None) -> HookError:
         """The error that names this hook and its point."""
@@ -249,3 +263,20 @@ class Edit(HookAction):
                 stacklevel=2,
             )
         return new
+
+
+def count_positions(actions: Sequence[HookAction]) -> None:
+    """Count from now on where the edits among these actions act."""
+    edits = [action for action in actions if isinstance(action, Edit) and not action.only_reads]
+    tallies = passes.text().tallies([(action.point, action.entries) for action in edits])
+    for action, tally in zip(edits, tallies, strict=False):
+        action.tally = tally
+
+
+def acted_by(actions: Sequence[HookAction]) -> dict[str, Counter[int | None]]:
+    """At how many rows these edits acted, by point and position of the text."""
+    counts: dict[str, Counter[int | None]] = {}
+    for action in actions:
+        if action.tally is not None:
+            counts.setdefault(action.point.name, Counter()).update(action.tally.counts())
+    return counts

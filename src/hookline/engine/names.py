@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import translate
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site, check_direction, is_chosen, remove_from_contexts
+from hookline.engine.suggestions import meant_by
 from hookline.engine.taps import lock
 from hookline.errors import (
     HooklineError,
@@ -221,7 +223,7 @@ class Points:
         match = _NAME.fullmatch(name)
         event = self._event(match["base"]) if match else None
         if match is None or event is None:
-            raise unknown_point(name, [*dict.fromkeys([*self.hook_dict, *self._native])], hint=self._advice(name))
+            raise unknown_point(name, self._all_names(), hint=self._advice(name), meant=partial(self.meant_by, name))
         point = self._point(*event)
         if match["items"]:
             keys = tuple(int(key) if key.isdigit() else key for key in re.findall(r"\[([^\[\]]+)\]", match["items"]))
@@ -240,6 +242,20 @@ class Points:
     def _advice(self, name: str) -> str:
         """The last sentence of the error about an unknown name."""
         return self.hint(name)
+
+    def _all_names(self) -> list[str]:
+        return [*dict.fromkeys([*self.hook_dict, *self._native])]
+
+    def meant_by(self, name: str) -> list[str]:
+        """The points that a name which is not there may mean."""
+        return meant_by(name, self._all_names(), self._is_point)
+
+    def _is_point(self, name: str) -> bool:
+        try:
+            self._parse(name)
+        except UnknownPointError:
+            return False
+        return True
 
     def _event(self, name: str) -> tuple[nn.Module, Kind] | None:
         """The module, and its input or output, that a native name without brackets means."""

@@ -6,9 +6,11 @@ a pass covers. `hookline.text` registers its answers with `TextSupport.use`; unt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -23,6 +25,28 @@ class Unreached(Protocol):
 
     def message(self) -> str | None:
         """Return a sentence about the positions never reached; None if there are none."""
+
+
+class Tally(Protocol):
+    """At how many rows a hook acted at each position of the text."""
+
+    source: Callable[[], None] | None
+    """Notes what was done in a graph since it was last called, while one runs."""
+
+    def clear(self) -> None:
+        """Start over."""
+
+    def note(self, x: Any, where: Tensor | None) -> None:
+        """Note that the hook acted on a value in the current forward pass, at these positions or all of them."""
+
+    def add(self, columns: Any, shape: torch.Size, where: Tensor | None) -> None:
+        """Note that it acted on a value of this shape at columns of a text."""
+
+    def restore(self, counts: Counter[int | None]) -> None:
+        """Return to what was counted before."""
+
+    def counts(self) -> Counter[int | None]:
+        """The number of rows by position; None where there are no positions."""
 
 
 class TextSupport:
@@ -49,6 +73,10 @@ class TextSupport:
     def reshaped(self, forward_pass: Any, point: Any, before: Tensor, after: Tensor) -> Any:  # noqa: ARG002
         """Return the description of a pass from where a hook gave an activation another shape."""
         return forward_pass
+
+    def tallies(self, hooks: Sequence[tuple[Any, Tensor | None]]) -> Sequence[Tally]:  # noqa: ARG002
+        """Return, for the point and the mask of each hook, an object that counts where it acts; or nothing."""
+        return ()
 
     def rows(self, forward_pass: Any, which: Any) -> Any:  # noqa: ARG002
         """Return the description of a pass for some rows of its batch."""

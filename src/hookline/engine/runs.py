@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -38,7 +39,7 @@ from hookline.engine._undo.blocks import UndoBlock
 from hookline.engine._undo.modes import remove_ended
 from hookline.engine.actions import Action, PointAction, numbers
 from hookline.engine.helpers import with_needs
-from hookline.engine.hook_actions import HookAction
+from hookline.engine.hook_actions import HookAction, acted_by, count_positions
 from hookline.engine.order import Kind
 from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule, active
@@ -89,6 +90,24 @@ class Run(Schedule, UndoBlock):
         for action in self.actions:
             action.owner = itself
         self._share_errors()
+        if not is_one_pass:
+            count_positions(self._hook_actions)
+
+    @property
+    def acted(self) -> dict[str, Counter[int | None]]:
+        """At how many rows the edits at each point acted, by position of the text; also after leaving the context.
+
+            >>> with model.hooks([("blocks.2.hook_resid_post", edits.scale(2.0, pos=last))]) as run:
+            ...     model.generate(prompt, max_new_tokens=3)
+            >>> run.acted
+            {'blocks.2.hook_resid_post': Counter({14: 1, 15: 1, 16: 1})}
+
+        Passes add up, and so do several edits at one point. Positions are counted in the text of each row, so padding
+        is never among them; of images they are patches. Where a point has no positions, the key is None. A function
+        without positions acts wherever it is called, whatever it returns; hooks that stay, and hooks of gradients, are
+        not counted.
+        """
+        return acted_by(self._hook_actions)
 
     def set(self, actions: Sequence[Action]) -> None:
         """Replace all actions."""
@@ -115,6 +134,9 @@ class Run(Schedule, UndoBlock):
             action.fired = False
         for hook in self._reaching:
             hook.reach.clear()  # type: ignore[union-attr]
+        for hook in self._hook_actions:
+            if hook.tally is not None:
+                hook.tally.clear()
         for action in self._beginning:
             action.begin()
         if self._others is not None and not self.is_one_pass:  # a single pass compares them when it begins

@@ -6,9 +6,9 @@
 `patching`, `attribution`, `relevance`, `edges` and `paths` compare a clean and a corrupted run; `circuits` measures how
 much some edges account for; `ablation` and `tracing` remove or restore activations; `logit_attribution`, `logit_lens`
 and `head_detectors` read a run as it is, and `graphs` what each feature adds to each other; `jacobian` and `reading`
-translate activations into tokens; `steering`, `contrast` and `probes` compare kinds of prompts; `images` is for
-vision-language models, and `networks` for any `nn.Module`. `metrics` are what they all measure. `figures` shows
-attention and values over a text.
+translate activations into tokens; `steering`, `contrast` and `probes` compare kinds of prompts, and `controls` an
+effect with those of random changes; `images` is for vision-language models, and `networks` for any `nn.Module`.
+`metrics` are what they all measure. `figures` shows attention and values over a text.
 """
 
 from importlib import import_module
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         attribution,
         circuits,
         contrast,
+        controls,
         edges,
         feature_circuits,
         figures,
@@ -45,6 +46,7 @@ __all__ = [
     "attribution",
     "circuits",
     "contrast",
+    "controls",
     "edges",
     "feature_circuits",
     "figures",

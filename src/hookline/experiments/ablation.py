@@ -13,7 +13,15 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
-from hookline.experiments.core.measure import CellOptions, Options, Reader, measured, reader_of
+from hookline.experiments.core.measure import (
+    CellOptions,
+    ControlledCellOptions,
+    ControlledOptions,
+    Options,
+    Reader,
+    measured,
+    reader_of,
+)
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
 from hookline.experiments.core.replacements import Method, Replacement
 from hookline.experiments.core.sweep import (
@@ -54,7 +62,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-@lists(CellOptions, Options)
+@lists(ControlledCellOptions, ControlledOptions)
 def ablate(
     model: HookedModel,
     prompts: Prompt,
@@ -71,7 +79,7 @@ def ablate(
     positions: PromptPositions = None,
     pos: PromptPositions = None,
     outliers: Outliers = "exclude",
-    **options: Unpack[CellOptions],
+    **options: Unpack[ControlledCellOptions],
 ) -> Result:
     """Ablate each component of the model by itself, and measure: `result.values[layer, head]`.
 
@@ -102,10 +110,10 @@ def ablate(
 
     The metric of the unmodified model is `result.info["clean"]`. Further `options`: see `Options`.
     """
-    how, replacement = Options.of(options), Replacement(method, data, per_position, seed, outliers)
+    how, replacement = ControlledOptions.of(options), Replacement(method, data, per_position, seed, outliers)
     selection = Selection(of, points, over, layers)
     where = one_of(positions, pos)
-    components, reader, info = _prepared(model, prompts, metric, selection, replacement, where)
+    components, reader, info = prepared(model, prompts, metric, selection, replacement, where)
     return measured(reader, components.builder.grid(), info, how)
 
 
@@ -166,7 +174,7 @@ def cumulative(
     elif isinstance(order, TopCells) and order.info and of is None and points is None:
         selection = selection.of_ranking(order.info)
     where = one_of(positions, pos)
-    components, reader, info = _prepared(model, prompts, metric, selection, replacement, where)
+    components, reader, info = prepared(model, prompts, metric, selection, replacement, where)
     keys = [components.key(component) for component in order]
     twice = next((key for at, key in enumerate(keys) if key in keys[:at]), None)
     if not keys or twice is not None:
@@ -189,7 +197,7 @@ def _aligned(
     return Aligned.of(model, prompts, positions, apart=cells is None and "pos" in where.over)
 
 
-def _prepared(
+def prepared(
     model: HookedModel, prompts: Prompt, metric: Any, selection: Selection, replacement: Replacement, pos: Any
 ) -> tuple[Components, Reader, dict[str, Any]]:
     """The components to ablate, a reader of the metric, and the `info` of the result."""

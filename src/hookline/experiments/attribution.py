@@ -39,7 +39,8 @@ from hookline.experiments.core.sweep import (
     sweep_points,
 )
 from hookline.experiments.patching import Direction, check_patch_direction, into
-from hookline.experiments.result import BASELINES, Result
+from hookline.experiments.result import Result
+from hookline.experiments.results.statistics import BASELINES
 from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 

@@ -28,7 +28,8 @@ from hookline.experiments.core.prompts import Prompt, Prompts, baselines, warn_o
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.paths import Node
-from hookline.experiments.result import BASELINES, Result, TopCells
+from hookline.experiments.result import Result, TopCells
+from hookline.experiments.results.statistics import BASELINES
 from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline

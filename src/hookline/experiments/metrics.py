@@ -296,7 +296,10 @@ class InContextLoss(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.tokens, Tensor) or self.tokens.ndim != 2 or self.tokens.is_floating_point():
-            raise HooklineError(f"in_context_loss(tokens) needs token ids [batch, pos], got {short(self.tokens)}")
+            raise HooklineError(
+                f"in_context_loss(tokens) needs token ids [batch, pos], as model.to_tokens(text) returns, got "
+                f"{short(self.tokens)}"
+            )
 
     def __call__(self, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, " batch"]:
         _check_shape("the tokens", self.tokens.shape, logits.shape[:2])

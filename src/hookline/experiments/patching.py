@@ -13,7 +13,7 @@ from hookline.errors import HooklineError, how_many, warn
 from hookline.experiments.core.aligned import PromptPositions
 from hookline.experiments.core.continuations import continued, prompt_pair, ready_metrics
 from hookline.experiments.core.labels import Label, about, number_text, said_points
-from hookline.experiments.core.measure import CellOptions, Options, Reader, measured, metric_values
+from hookline.experiments.core.measure import ControlledCellOptions, ControlledOptions, Reader, measured, metric_values
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
 from hookline.experiments.core.sweep import (
     CellBuilder,
@@ -40,7 +40,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-@lists(CellOptions, Options)
+@lists(ControlledCellOptions, ControlledOptions)
 def sweep(
     model: HookedModel,
     clean: Prompt | ActivationCache,
@@ -52,7 +52,7 @@ def sweep(
     direction: Direction = "denoise",
     layers: Sequence[int] | None = None,
     positions: PromptPositions = None,
-    **options: Unpack[CellOptions],
+    **options: Unpack[ControlledCellOptions],
 ) -> Result:
     """Patch each cell of a grid from one run into the other, and measure: `result.values[layer, pos]`.
 
@@ -75,7 +75,7 @@ def sweep(
     (the result of an interrupted sweep).
     """
     check_patch_direction(direction)
-    how, where = Options.of(options), sweep_points(model, points, over, layers)
+    how, where = ControlledOptions.of(options), sweep_points(model, points, over, layers)
     if isinstance(clean, ActivationCache):
         if direction == "noise":
             raise HooklineError("noise patches into the clean run, so it needs the clean prompt, not a cache")

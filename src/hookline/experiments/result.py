@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,19 +19,16 @@ from torch import Tensor
 from hookline.errors import HooklineError, how_many
 from hookline.experiments.core import labels as check
 from hookline.experiments.core.labels import Label, find_label, indices, listed, needed, number_text
-from hookline.experiments.results import intervals, paired_tests
+from hookline.experiments.core.random_changes import CONTROL, Control
+from hookline.experiments.results import arithmetic, control_ranges, result_files, statistics, top_cells
 from hookline.experiments.results.comparisons import Comparison
 from hookline.experiments.results.intervals import IntervalMethod
-from hookline.experiments.results.top_cells import Cell, TopCells
-from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
+from hookline.experiments.results.statistics import EXAMPLE_AXES
+from hookline.experiments.results.top_cells import Cell, Order, TopCells
 from hookline.pages.html_page import HtmlPage
 
 __all__ = ["Cell", "Comparison", "Result", "TopCells"]
 
-BASELINES = ("clean", "corrupted")
-EXAMPLE_AXES = ("example", "sample")
-"""Axes of repeated measurements: prompts, or samples of noise."""
-_VERSION = "3"  # of the file format
 _HEAD = re.compile(r"L(\d+)H(\d+)")
 
 
@@ -83,6 +79,13 @@ class Result:
         return replace(value, info={}, by_example=None)  # the outer info has it
 
     @property
+    def control(self) -> Control:
+        """The range that random changes of equal norm give, in the unit of the values: `low`, `high` and `draws`."""
+        if missing := [key for key in CONTROL if key not in self.info]:
+            raise HooklineError(f"this result has no control: its info has no {listed(missing)}")
+        return Control(*(self.info[key] for key in CONTROL))
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The number of labels of each axis."""
         return tuple(self.values.shape)
@@ -118,55 +121,37 @@ class Result:
         gone = list(dict.fromkeys(map(self._axis, axes or self.axes)))
         if (last := self.axes[-1:]) and last[0] in EXAMPLE_AXES and last[0] in gone:
             rest = [axis for axis in gone if axis not in last]
-            return (self.mean(*rest) if rest else self)._mean_of_examples()
+            return statistics.mean_of_examples(self.mean(*rest) if rest else self)
         coords = {axis: labels for axis, labels in self.coords.items() if axis not in gone}
         values = self.values.mean([self.axes.index(axis) for axis in gone]) if gone else self.values
         info = self._info_along(gone, lambda value, shared: value.mean(*shared))
         inner = self.by_example.mean(*gone) if self.by_example is not None and gone else self.by_example
         return replace(self, values=values, axes=tuple(coords), coords=coords, info=info, by_example=inner)
 
-    def _mean_of_examples(self) -> Result:
-        """The mean over the last axis, with the examples beside it if there are several."""
-        *axes, last = self.axes
-        coords = {axis: self.coords[axis] for axis in axes}
-        info = self._info_along([last], lambda value, shared: value.mean(*shared))
-        inner = self if self.shape[-1] > 1 else None
-        return replace(
-            self, values=self.values.nanmean(-1), axes=tuple(axes), coords=coords, info=info, by_example=inner
-        )
-
     def std(self) -> Result:
         """The standard deviation over examples (ddof 1) of each cell.
 
         The value of each example is kept beside the means, except for metrics that are one number for all prompts.
         """
-        return self._of_cells(intervals.std(self._examples("std").values), "std")
+        return statistics.std_of_cells(self)
 
     def sem(self) -> Result:
         """The standard error of the mean over examples: `std` divided by the root of their number."""
-        return self._of_cells(intervals.sem(self._examples("sem").values), "sem")
+        return statistics.sem_of_cells(self)
 
     def interval(self, level: float = 0.95, method: IntervalMethod = "bootstrap") -> tuple[Result, Result]:
         """The lowest and the highest mean of each cell that its examples allow, in a share `level` of all cases.
 
         "bootstrap" draws the examples anew 2,000 times, the same for all cells and always the same ones, and widens the
-        percentiles for few examples; with fewer than eight it is still too narrow. "normal" is `sem` times 1.96.
+        percentiles for few examples; with fewer than eight, the interval is Student's t. "normal" is `sem` times 1.96.
+        A cell with an infinite example has NaN.
         """
-        examples = self._examples("interval").values
-        low, high = intervals.interval(examples, level, method)
-        return self._of_cells(low, "low"), self._of_cells(high, "high")
+        return statistics.interval_of_cells(self, level, method)
 
     @property
     def effect(self) -> Result:
         """The values minus those of the run that was changed, example by example: see `top` for which run that is."""
-        effect = self._minus_origin()
-        return effect if self.by_example is None else replace(effect, by_example=self.by_example._minus_origin())
-
-    def _minus_origin(self) -> Result:
-        origin = self._origin()
-        info = {key: value for key, value in self.info.items() if key not in BASELINES}
-        values = self.values - self._baseline(origin)
-        return replace(self, values=values, name=f"{self.name} − {origin}", info=info, by_example=None)
+        return statistics.effect_of_cells(self)
 
     def compare(self, other: Result | float, *, test: Literal["auto", "t", "sign-flip"] = "auto") -> Comparison:
         """Whether the mean differs from that of another result of the same prompts, or from a number, in each cell.
@@ -175,65 +160,20 @@ class Result:
         differences, which assumes only that these are symmetric where there is no effect; with more, it is the t test.
         Each cell is tested by itself: of 100 cells without a difference, about 5 have p < 0.05.
         """
-        ours = self._examples("compare")
-        if isinstance(other, Result):
-            theirs, name = other._examples("compare"), f" − {other.name}"
-            ours._check_paired(theirs)
-            differences = ours.values - ours._aligned(theirs, other.name)
-        else:
-            differences, name = ours.values - float(other), f" − {number_text(float(other))}" if other else ""
-        chosen = paired_tests.test_for(differences.shape[-1], test)
-        every = replace(ours, values=differences, name=f"{self.name}{name}", info=ours._info_of_cells())
-        p = self._of_cells(paired_tests.p_values(differences, chosen), "p")
-        return Comparison(every._mean_of_examples(), p, chosen)
-
-    def _examples(self, method: str) -> Result:
-        """The result with the value of each example, as its last axis."""
-        examples = self if self.axes[-1:] and self.axes[-1] in EXAMPLE_AXES else self.by_example
-        if examples is None or examples.shape[-1] < 2:
-            raise HooklineError(
-                f"{method} needs the values of two or more examples, and this result has none: pass several prompts to "
-                f"the experiment, and a metric that is one number per prompt; if they were too many to keep, pass "
-                f"per_example=True"
-            )
-        return examples
-
-    def _of_cells(self, values: Tensor, name: str) -> Result:
-        """A number for each cell, in the result's shape without its examples."""
-        axes = tuple(axis for axis in self.axes if axis not in EXAMPLE_AXES)
-        coords = {axis: self.coords[axis] for axis in axes}
-        return Result(values, axes, coords, f"{name} of {self.name}", self._info_of_cells(), self.complete)
-
-    def _info_of_cells(self) -> dict[str, Any]:
-        """What is also true of a statistic of the values: all but baselines and other values of the metric."""
-        return {key: value for key, value in self.info.items() if key in ("about", "model", "hooks", "prompts")}
-
-    def _check_paired(self, other: Result) -> None:
-        """Raise unless two results, each with an axis of examples, are of the same ones."""
-        if not self._is_paired(other):
-            counts = [how_many(result.shape[-1], result.axes[-1]) for result in (self, other)]
-            raise HooklineError(
-                f"a comparison is paired by example, but these results are not of the same prompts ({counts[0]} and "
-                f"{counts[1]}): run both experiments with the same prompts, in the same order"
-            )
-
-    def _is_paired(self, other: Result) -> bool:
-        axis = self.axes[-1]
-        is_same = axis == other.axes[-1] and self.coords[axis] == other.coords[axis]
-        return is_same and self.info.get("prompts") == other.info.get("prompts")
+        return statistics.compared(self, other if isinstance(other, Result) else float(other), test)
 
     def __sub__(self, other: Result | float) -> Result:
         """The difference from a number, or from a result with the same axes or some of them."""
-        return self._combined(other, torch.sub, "−")
+        return self._combined(other, "−")
 
     def __add__(self, other: Result | float) -> Result:
-        return self._combined(other, torch.add, "+")
+        return self._combined(other, "+")
 
     def __mul__(self, other: Result | float) -> Result:
-        return self._combined(other, torch.mul, "×")
+        return self._combined(other, "×")
 
     def __truediv__(self, other: Result | float) -> Result:
-        return self._combined(other, torch.div, "/")
+        return self._combined(other, "/")
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -241,95 +181,26 @@ class Result:
         return self * -1.0
 
     def __abs__(self) -> Result:
-        absolute = self * 1.0
-        name, inner = f"|{self.name}|", absolute.by_example
-        if inner is not None:
-            inner = replace(inner, values=inner.values * self.values.sign()[..., None], name=name)
-        return replace(absolute, values=self.values.abs(), name=name, by_example=inner)
+        return arithmetic.absolute_cells(self)
 
-    def _combined(self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str) -> Result:
+    def _combined(self, other: Result | float, operation: arithmetic.Operation) -> Result:
         if not isinstance(other, Result | int | float):
             return NotImplemented
-        info = {key: value for key, value in self.info.items() if key not in BASELINES}
-        if isinstance(other, Result):
-            info = {key: value for key, value in info.items() if value == other.info.get(key)}
-            values, label, complete = self._aligned(other, other.name), other.name, other.complete
-        else:
-            values, label, complete = torch.tensor(other), number_text(other), True
-        combined = replace(
-            self,
-            values=combine(self.values, values),
-            name=f"{self.name} {sign} {label}",
-            info=info,
-            complete=self.complete and complete,
-            by_example=None,
-        )
-        return replace(combined, by_example=self._combined_examples(other, combine, sign, combined))
-
-    def _combined_examples(
-        self, other: Result | float, combine: Callable[[Tensor, Tensor], Tensor], sign: str, combined: Result
-    ) -> Result | None:
-        """The examples of a combination; of products and quotients, to first order in their distance from the means."""
-        ours, theirs = self.by_example, other.by_example if isinstance(other, Result) else None
-        if ours is None or (theirs is not None and not ours._is_paired(theirs)):
-            return None
-        mean = self._aligned(other, other.name)[..., None] if isinstance(other, Result) else torch.tensor(other)
-        values = combine(ours.values, mean)
-        if theirs is not None:
-            own_mean = self.values[..., None]
-            one = torch.ones_like(own_mean)
-            slope = {"−": -one, "+": one, "×": own_mean, "/": -own_mean / mean**2}[sign]
-            values = values + slope * (ours._aligned(theirs, theirs.name) - mean)
-        info = {key: value for key, value in ours.info.items() if key in combined.info}
-        return replace(ours, values=values, name=combined.name, info=info, complete=combined.complete)
+        return arithmetic.combined_cells(self, other, operation)
 
     @property
     def normalized(self) -> Result:
         """The values rescaled so that 0 is the value of the corrupted run and 1 that of the clean run."""
-        if missing := [key for key in BASELINES if key not in self.info]:
-            raise HooklineError(
-                f"normalized needs the metric of a clean and of a corrupted run, but this result has no "
-                f"{' and no '.join(missing)} run: use result - result.info['clean'], or set result.info[{missing[0]!r}]"
-            )
-        clean, corrupted = (self._baseline(key) for key in BASELINES)
-        span = clean - corrupted
-        flat = ~(span.abs() > 1e-6 * torch.maximum(clean.abs(), corrupted.abs()))
-        if bool(flat.any()):
-            at = self._labels(int(flat.expand(self.values.shape).flatten().nonzero()[0]))
-            where = {axis: label for axis, label in at.items() if flat.shape[self.axes.index(axis)] > 1}
-            raise HooklineError(
-                f"the clean and the corrupted run have the same {self.name}{f' at {where}' if where else ''} (or "
-                f"NaN), so the effect cannot be normalized: use prompts or a metric for which they differ"
-            )
-        values = (self.values - corrupted) / span
-        between = {"clean": 1.0, "corrupted": 0.0, "normalized": True}
-        inner = self.by_example
-        if inner is not None:  # to first order, as the quotient of two means
-            clean_each, corrupted_each = (inner._baseline(key) for key in BASELINES)
-            change = inner.values - corrupted_each - values[..., None] * (clean_each - corrupted_each)
-            shares = values[..., None] + change / span[..., None]
-            inner = replace(inner, values=shares, info={**inner.info, **between})
-        return replace(self, values=values, info={**self.info, **between}, by_example=inner)
+        return arithmetic.normalized_cells(self)
 
-    def top(self, k: int = 10, by: Literal["abs", "value", "lowest", "effect"] | None = None) -> TopCells:
+    def top(self, k: int = 10, by: Order | None = None) -> TopCells:
         """The top `k` cells, in order, without missing cells.
 
         Sorted `by` "effect", the default if there is a baseline, they are those farthest from the value of the run that
         was changed (the corrupted run if `info` has direction "denoise", otherwise the clean run); by "abs" those with
         the largest absolute value, by "value" the largest, by "lowest" the lowest.
         """
-        by = by if by is not None else "effect" if _is_measure(self.info.get(self._origin())) else "abs"
-        orders = {"abs": self.values.abs(), "value": self.values, "lowest": -self.values}
-        if by == "effect":
-            orders["effect"] = (self.values - self._baseline(self._origin())).abs()
-        if by not in orders:
-            raise HooklineError(f'by must be "abs", "value", "lowest" or "effect", got {by!r}')
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise HooklineError(f"top(k) returns the first k cells: k must be a positive integer, got {k!r}")
-        key = orders[by].flatten()
-        order = key.argsort(descending=True, stable=True)
-        done = order[~key[order].isnan()][:k].tolist()
-        return TopCells(Cell(self._labels(at), float(self.values.flatten()[at])) for at in done)
+        return top_cells.top_of_cells(self, k, by)
 
     def item(self) -> float:
         """The value of a result with a single number."""
@@ -406,42 +277,12 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the result, with labels and info, to a safetensors file."""
-        tensors, head = self._content("")
-        content = json.dumps(head, ensure_ascii=False)
-        write_tensors(path, "result", tensors, {"version": _VERSION, "content": content})
-
-    def _content(self, prefix: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The tensors of a file, whose names begin with a prefix, and everything else as JSON has it."""
-        plain, inner = self._split_info()
-        tensors = {f"{prefix}info.{key}": value.values for key, value in inner.items()}
-        tensors[f"{prefix}values"] = self.values
-        head = {**self._header(), "info": plain, "results": {key: value._header() for key, value in inner.items()}}
-        if self.by_example is not None:
-            of_examples, head["by_example"] = self.by_example._content(f"{prefix}by_example.")
-            tensors |= of_examples
-        return tensors, head
-
-    @classmethod
-    def _of_content(cls, tensors: dict[str, Tensor], head: dict[str, Any], prefix: str) -> Self:
-        """The result of what `_content` returned."""
-        info, headers = head.pop("info"), head.pop("results")
-        info |= {key: Result(tensors[f"{prefix}info.{key}"], **header) for key, header in headers.items()}
-        inner = head.pop("by_example", None)
-        examples = None if inner is None else Result._of_content(tensors, inner, f"{prefix}by_example.")
-        return cls(tensors[f"{prefix}values"], **head, info=info, by_example=examples)
+        result_files.save_result(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a file that `save` wrote; a damaged file, or another kind of file, raises an error."""
-        tensors, metadata = read_tensors(path, "result", called="a result", writer="Result.save")
-        version, content = metadata.get("version"), metadata.get("content", "")
-        if version not in ("1", "2", _VERSION):
-            raise HooklineError(f"{path} has a newer result format: update hookline")
-        if version == "1" and metadata.get("sum") != check.first_sum(content, tensors):
-            raise HooklineError(f"{path} is damaged: its contents do not match their checksum")
-        with taking_apart(str(path)):
-            head: dict[str, Any] = json.loads(content)
-            return cls._of_content(tensors, head, "")
+        return result_files.load_result(cls, path)
 
     def __repr__(self) -> str:
         return "\n  ".join(self._lines(top=3))
@@ -459,8 +300,11 @@ class Result:
         )
         lines = [self._title() + (reach if self.axes else f" = {number_text(float(self.values))}")]
         info = {key: value for key, value in self.info.items() if isinstance(value, bool | int | float | str)}
+        info = {key: value for key, value in info.items() if key not in CONTROL}
         if info:
             lines.append(", ".join(f"{key} {number_text(value)}" for key, value in info.items() if key != "experiment"))
+        if control_ranges.has_control(self):
+            lines.append(control_ranges.control_line(self))
         if isinstance(hooks := self.info.get("hooks"), list) and hooks:
             more = ", …" if len(hooks) > 3 else ""
             lines.append(f"with {how_many(len(hooks), 'hook')} on the model: {', '.join(map(str, hooks[:3]))}{more}")
@@ -554,6 +398,9 @@ class Result:
     def _origin(self) -> str:
         """The baseline that the cells are changes of."""
         return "corrupted" if self.info.get("direction") == "denoise" else "clean"
+
+    def _has_origin(self) -> bool:
+        return _is_measure(self.info.get(self._origin()))
 
     def _baseline(self, key: str) -> Tensor:
         if key not in self.info:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, Unpack
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.edits import add
@@ -17,7 +17,7 @@ from hookline.errors import HooklineError, warn
 from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import CellOptions, Options, measured, reader_of
+from hookline.experiments.core.measure import ControlledCellOptions, ControlledOptions, measured, reader_of
 from hookline.experiments.core.prompts import (
     Prompt,
     Prompts,
@@ -27,7 +27,7 @@ from hookline.experiments.core.prompts import (
     warn_of_dropout,
 )
 from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, layer_number, layer_numbers, sweep_points
-from hookline.experiments.metrics import KL, Loss
+from hookline.experiments.metrics import KL, Loss, Metric
 from hookline.experiments.result import Result, TopCells
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
 from hookline.functions.listed_options import lists
@@ -43,8 +43,8 @@ __all__ = ["Directions", "Steered", "best", "contrast_vectors", "generate", "swe
 
 Where: TypeAlias = Literal["all", "new"] | Positions
 Damage: TypeAlias = Literal["kl", "loss"]
-NEUTRAL = ("The weather was mild.", "He closed the window and sat down.")
-"""Sentences that have nothing to do with most directions, on which `sweep_layers` measures damage."""
+NEUTRAL = ("He closed the window and sat down",)
+"""A sentence that has nothing to do with most directions: `sweep_layers` measures damage at its last word but one."""
 ROUNDING = 1e-5
 """A difference of means below this fraction of the activations' norm is rounding."""
 
@@ -205,7 +205,7 @@ def _points(model: HookedModel, kind: str, layers: Sequence[int] | None) -> dict
     return by_layer
 
 
-@lists(CellOptions, Options)
+@lists(ControlledCellOptions, ControlledOptions)
 def sweep_layers(
     model: HookedModel,
     vectors: Directions,
@@ -218,7 +218,7 @@ def sweep_layers(
     pos: PromptPositions = None,
     neutral: Prompt | None = NEUTRAL,
     damage: Damage = "kl",
-    **options: Unpack[CellOptions],
+    **options: Unpack[ControlledCellOptions],
 ) -> Result:
     """Add each layer's vector to the stream, times each coefficient, and measure: `result.values[layer, coefficient]`.
 
@@ -230,11 +230,12 @@ def sweep_layers(
         3      1.0          12.3
 
     It is added at every position, or at `positions`, as in `ablation.ablate` (`pos` is deprecated).
-    `result.info["clean"]` is unsteered. `result.info["damage"]`, a Result on the same axes, is what the vector does at
-    every position of `neutral` texts, by default two plain sentences: the KL divergence of the predictions from those
-    of the unsteered model, or with `damage="loss"` how much the loss rises. `best` selects cells by both. Without
-    neutral texts, None, or without a tokenizer for the sentences, there is no damage. Further `options`: see `Options`
-    (per_example, batch_size, progress, resume).
+    `result.info["clean"]` is unsteered. `result.info["damage"]`, a Result on the same axes, is what the vector does to
+    the predictions on `neutral` text: the KL divergence from those of the unsteered model, or with `damage="loss"` how
+    much the loss rises. In texts that you pass, the vector is added at every position and all predictions count; by
+    default, it is one prediction in a plain sentence, which costs as much as one more prompt. `best` selects cells by
+    both. With `neutral=None`, or without a tokenizer for the sentence, there is no damage. Further `options`: see
+    `Options` (per_example, batch_size, progress, resume).
     """
     if not isinstance(vectors, Directions):
         raise HooklineError(
@@ -244,7 +245,7 @@ def sweep_layers(
     if isinstance(coefficients, int | float | str) or not len(coefficients):
         raise HooklineError(f"coefficients is a list of numbers, such as [1.0, 2.0], got {coefficients!r}")
     check_language_model(model)
-    how = Options.of(options)
+    how = ControlledOptions.of(options)
     selected_layers = vectors.layers if layers is None else layer_numbers(layers, model.cfg.n_layers)
     added = {layer: vectors.fitting(model, layer) for layer in selected_layers}
     points = {layer: vectors.point(model, layer) for layer in selected_layers}
@@ -259,7 +260,7 @@ def sweep_layers(
     reader = reader_of(model, bases, rows, metric)
     info: dict[str, Any] = {"clean": reader.baseline, **about(model, "steering vectors added")}
     if neutral is not None and (neutral is not NEUTRAL or model.tokenizer is not None):
-        info["damage"] = _damage(model, points, added, times, prompts_of(model, neutral), damage, how)
+        info["damage"] = _damage(model, points, added, times, neutral, damage, how)
     return measured(reader, grid, info, how)
 
 
@@ -288,18 +289,28 @@ def _damage(
     points: Mapping[int, HookPoint],
     added: Mapping[int, Tensor],
     times: Sequence[float],
-    rows: Prompts,
+    neutral: Prompt,
     damage: Damage,
-    how: Options,
+    how: ControlledOptions,
 ) -> Result:
-    """How much the vectors change the predictions on neutral texts, at every position."""
+    """How much the vectors change the predictions on neutral texts: at every position, but of `NEUTRAL` only at one."""
+    rows, is_default = prompts_of(model, neutral), neutral is NEUTRAL
     bases = baselines(model, rows, keep=[point.name for point in points.values()])
-    logits = rows.padded([base.logits for base in bases])
-    metric = KL(logits, pos=None) if damage == "kl" else Loss(rows.tokens)
-    reader = reader_of(model, bases, rows, metric)
-    measurements = replace(how, per_example=False, resume=None)
-    values = measured(reader, _grid(points, added, times, bases, rows, None), {}, measurements)
+    where = Aligned.of(model, rows, -2, apart=False) if is_default else None
+    if damage == "kl":
+        metric: Metric = KL(rows.padded([base.logits for base in bases]), pos=-2 if is_default else None)
+    else:
+        metric = Loss(rows.tokens, mask=_last_two(rows.mask) if is_default else None)
+    read = [rows.width - 2] if is_default else range(rows.width)
+    reader = reader_of(model, bases, rows, metric, read=read)
+    measurements = replace(how, per_example=False, resume=None, control=0)
+    values = measured(reader, _grid(points, added, times, bases, rows, where), {}, measurements)
     return replace(values - float(reader.baseline.mean()), name="damage", info={})
+
+
+def _last_two(mask: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
+    """A mask of the last two tokens: the loss of the last one, which is predicted at the one before."""
+    return mask & (torch.arange(mask.shape[1], device=mask.device) >= mask.shape[1] - 2)
 
 
 def best(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.errors import HooklineError, warn_deprecated
+from hookline.explore.attached_probe import AttachedProbe, ProbeGiven
 from hookline.explore.attached_saes import AttachedSaes, SaesGiven
 from hookline.explore.image_files import data_url
 from hookline.explore.prompt_inputs import placeholders, with_places
@@ -111,6 +112,7 @@ def explore(
     name: str | None = None,
     saes: SaesGiven | None = None,
     store: str | os.PathLike[str] | Store | None = None,
+    probe: ProbeGiven | None = None,
 ) -> Any:
     """Show the page of a model: in a notebook as a widget, otherwise in a browser, served from a thread.
 
@@ -119,14 +121,16 @@ def explore(
     with. Both may be lists of messages, which are shown as text. `images` go in with the prompt, for a vision-
     language model; `other_images` with the second, whose images are otherwise those of the first. `name` is what
     "Copy as Python" loads the model by. `saes` are sparse autoencoders or their folders: one, several, or by point.
-    `store` is a store of activations at their points, for the top contexts of features.
+    `store` is a store of activations at their points, for the top contexts of features. `probe` scores the tokens of
+    the prompt: the result of `probes.fit`, the file that it was saved to, a `probes.Monitor`, or a mapping from points
+    to directions.
     """
     first, second = _as_text(model, prompt), _as_text(model, other)
     _check(model, first, second)
     name = model.cfg.model_name if name is None else name
     state, paths = _first_state(model, first, second, images, other_images)
     attached = AttachedSaes.given(model, saes, store)
-    session = Session(model, name, saes=attached, paths=paths)
+    session = Session(model, name, saes=attached, probe=AttachedProbe.given(model, probe), paths=paths)
     if not (not in_notebook() if server is None else server):
         return _widget_class()(session, state=state, height=height)
     explorer = Explorer(ExplorerServer(session, state, port=port))
@@ -182,6 +186,7 @@ def export_page(
     name: str | None = None,
     saes: SaesGiven | None = None,
     store: str | os.PathLike[str] | Store | None = None,
+    probe: ProbeGiven | None = None,
 ) -> Path:
     """Write the page to a file, with the views of these prompts inside; it opens from disk, without a server."""
     first, second = _as_text(model, prompt), _as_text(model, other)
@@ -189,7 +194,7 @@ def export_page(
     name = model.cfg.model_name if name is None else name
     state, paths = _first_state(model, first, second, images, other_images)
     attached = AttachedSaes.given(model, saes, store)
-    data = page_data(model, name, [Step(state)], paths=paths, saes=attached)
+    data = page_data(model, name, [Step(state)], paths=paths, saes=attached, probe=AttachedProbe.given(model, probe))
     write_bytes(Path(path), document(data).encode(), "the page")
     return Path(path)
 

@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from hookline.errors import HooklineError
+from hookline.explore.attached_probe import AttachedProbe
 from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.image_files import MOST_IMAGES
 from hookline.text.token_positions import Meaning
@@ -88,7 +89,7 @@ class Question:
     `versus` are tokens, by id or as text; None is the model's first choice, and its second. `start` is the first of the
     positions that the lens reads, if the prompt is too long to read all; None is a place that has `pos` among them.
     Images are data: URLs. `row` is an image, or a tile of one, at points of the vision tower. `sae` is the name of an
-    autoencoder; "" is the first. `saes` are those that the explorer was given: the page cannot change them.
+    autoencoder; "" is the first. `saes` and `probe` are those that the explorer was given: the page cannot change them.
     """
 
     view: str = field(metadata=_TEXT)
@@ -107,20 +108,21 @@ class Question:
     sae: str = field(default="", metadata=_TEXT)
     feature: int | None = field(default=None, metadata=_OPTIONAL_INT)
     saes: AttachedSaes | None = field(default=None, repr=False, compare=False)
+    probe: AttachedProbe | None = field(default=None, repr=False, compare=False)
     images: tuple[str, ...] = field(default=(), metadata=_IMAGES)
     other_images: tuple[str, ...] = field(default=(), metadata=_IMAGES)
     row: int = field(default=0, metadata={"types": (int,)})
     start: int | None = field(default=None, metadata=_OPTIONAL_INT)
 
     @classmethod
-    def of(cls, data: Any, saes: AttachedSaes | None = None) -> Self:
+    def of(cls, data: Any, saes: AttachedSaes | None = None, probe: AttachedProbe | None = None) -> Self:
         """The question that a JSON object asks."""
         values = _checked(cls, data, "a question")
         rows = values.pop("edits", [])
         if len(rows) > MOST_EDITS:
             raise HooklineError(f"there are {len(rows)} edits; the explorer takes up to {MOST_EDITS}")
         values |= {name: _image_urls(values[name]) for name in ("images", "other_images") if name in values}
-        return cls(**values, edits=tuple(LiveEdit.of(row) for row in rows), saes=saes)
+        return cls(**values, edits=tuple(LiveEdit.of(row) for row in rows), saes=saes, probe=probe)
 
     @property
     def active(self) -> tuple[LiveEdit, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import OutOfMemoryError
 
 from hookline.errors import HooklineError
+from hookline.explore.attached_probe import AttachedProbe
 from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.jobs import Cancelled, Job, Worker
 from hookline.explore.live_edits import script
@@ -59,19 +60,21 @@ class Session:
         name: str,
         *,
         saes: AttachedSaes | None = None,
+        probe: AttachedProbe | None = None,
         paths: Mapping[str, str] | None = None,
     ) -> None:
-        self.described = about_model(model, name, saes)
+        self.described = about_model(model, name, saes, probe)
         self.name, self.worker, self.runs, self.remembered = name, Worker(), SharedRuns(), Remembered()
         self._model: HookedModel | None = model
-        self._saes, self._paths = saes, paths or {}
+        self._saes, self._probe, self._paths = saes, probe, paths or {}
 
     def ask(self, body: dict[str, Any]) -> Asked:
         """Read a question and let it wait for its turn; raises if it is malformed."""
         state, model = body.get("state"), self._model
         if not isinstance(state, int):
             raise HooklineError("a question needs the number of the page's state")
-        tab, slot, question = _short(body, "tab"), _short(body, "slot"), Question.of(body.get("question"), self._saes)
+        tab, slot = _short(body, "tab"), _short(body, "slot")
+        question = Question.of(body.get("question"), self._saes, self._probe)
         if model is None:
             raise HooklineError("this explorer is closed: call model.explore again")
         job = self.worker.submit(lambda: self._view(model, question, tab, state), tab=tab, slot=slot, state=state)
@@ -104,7 +107,7 @@ class Session:
         self.worker.close()
         self.runs.clear()
         self.remembered.clear()
-        self._model = self._saes = None
+        self._model = self._saes = self._probe = None
 
 
 def _short(body: dict[str, Any], name: str) -> str:

@@ -24,6 +24,7 @@ from hookline.errors import HooklineError
 from hookline.experiments import ablation, head_detectors, logit_lens, metrics, patching
 from hookline.experiments.result import Result
 from hookline.explore import parts
+from hookline.explore.attached_probe import AttachedProbe
 from hookline.explore.attached_saes import AttachedSaes
 from hookline.explore.feature_views import FEATURE_VIEWS
 from hookline.explore.image_views import image_layouts, tower_boxes
@@ -90,7 +91,9 @@ def _finite(data: Data) -> Data:
     return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in cleaned.items()}
 
 
-def about_model(model: HookedModel, name: str, saes: AttachedSaes | None = None) -> Data:
+def about_model(
+    model: HookedModel, name: str, saes: AttachedSaes | None = None, probe: AttachedProbe | None = None
+) -> Data:
     """What the page needs to know about the model."""
     cfg = model.cfg
     points = {point.name: point.axes for point in model.hook_dict.values() if point.axes}
@@ -104,6 +107,7 @@ def about_model(model: HookedModel, name: str, saes: AttachedSaes | None = None)
         "placeholder": placeholders(model),
         "measures": list(MEASURES),
         "sweeps": list(SWEEPS),
+        "probe": None if probe is None else probe.about(),
         "saes": [] if saes is None else saes.about(),
         "store": None if saes is None or saes.store is None else saes.store.path,
     }
@@ -331,6 +335,18 @@ def _matrix(name: str, all_axes: str, x: Tensor, head: int) -> Data:
     return {"point": name, "axes": axes, "head": head, "values": packed_tensor(x)}
 
 
+def scores_view(model: HookedModel, question: Question) -> Data:
+    """The score of the explorer's probe at each token."""
+    if question.probe is None:
+        raise HooklineError(
+            "scores need a probe: model.explore(prompt, probe=…) with the result of probes.fit, or hookline explore "
+            "MODEL --probe FILE"
+        )
+    monitor = question.probe.at(question.point)
+    name = model.point(monitor.point).name
+    return {"point": name, "values": packed_tensor(monitor.read(run_with_points(model, question, [name])[name])[0])}
+
+
 def patching_view(model: HookedModel, question: Question) -> Data:
     """The patching sweep from the prompt into the other one: 1 where a cell restores the whole effect."""
     if question.measure not in SWEEPS:
@@ -387,6 +403,7 @@ VIEWS: dict[str, Callable[[HookedModel, Question], Data]] = {
     "attention": attention_view,
     "attribution": attribution_view,
     "point": point_view,
+    "scores": scores_view,
     "patching": patching_view,
     "generate": generate_view,
     **FEATURE_VIEWS,

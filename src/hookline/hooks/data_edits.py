@@ -3,8 +3,9 @@
     model.run_with_hooks(prompt, fwd_hooks=[("blocks.3.attn.hook_z", zero(head=5))])
     with model.hooks([("blocks.2.hook_resid_post", add(direction, 4.0, pos=last))]): …
 
-Each takes `pos=` (see `token_positions.py`), `head=`, `neuron=` (indices on the last axis) and `mask=` (a bool tensor
-that broadcasts to the activation). Given together, the edit applies where all of them do; the rest is unchanged.
+Each takes `pos=` (see `token_positions.py`), `head=`, `neuron=` (indices on the last axis), `mask=` (a bool tensor
+that broadcasts to the activation) and `on=` (the bound of a monitor: it applies to the tokens after the one at which
+the score crosses it). Given together, the edit applies where all of them do; the rest is unchanged.
 
 A tensor given as a value has as many axes as the activation (size 1 broadcasts), only the last axis, or none. It is
 copied when the edit is made.
@@ -26,9 +27,20 @@ from hookline.engine import Edit, HookAction, HookObject, HookPoint, pass_state
 from hookline.errors import HooklineError
 from hookline.hooks import edit_fields as check
 from hookline.hooks.edit_fields import Units, checked, described, edit_field, is_same, shown
-from hookline.hooks.fitting import averaged, broadcast, check_float, chosen, head_axis, kept_where_outlying, like
-from hookline.text.at_positions import at
+from hookline.hooks.fitting import (
+    averaged,
+    broadcast,
+    check_float,
+    chosen,
+    head_axis,
+    kept_where_outlying,
+    like,
+    real_upcast,
+    unit_of,
+)
+from hookline.text.at_positions import PositionHook
 from hookline.text.outliers import Outliers
+from hookline.text.score_positions import Crossed
 from hookline.text.token_positions import Positions
 from hookline.values.rows import one_draw
 
@@ -48,6 +60,7 @@ class DataEdit(HookObject):
     head: Units = edit_field(check.units, None)
     neuron: Units = edit_field(check.units, None)
     mask: Tensor | None = edit_field(check.bools, None)
+    on: Crossed | None = edit_field(check.condition, None)
 
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):  # without its own kind, a subclass of an edit cannot be saved
@@ -79,7 +92,14 @@ class DataEdit(HookObject):
 
     def __call__(self, x: Tensor, hook: Any) -> Tensor | None:
         """The activation after the edit."""
-        return self.everywhere(x, hook) if self.pos is None else at(self.pos, self.everywhere)(x, hook)
+        there = self.at_positions()
+        return self.everywhere(x, hook) if there is None else there(x, hook)
+
+    def at_positions(self) -> PositionHook | None:
+        """The edit at its positions, once its condition holds; None if it applies everywhere."""
+        if self.pos is None and self.on is None:
+            return None
+        return PositionHook(self.pos, self.everywhere, self.on)
 
     def everywhere(self, x: Tensor, hook: Any) -> Tensor:
         """The activation after the edit, at all positions."""
@@ -130,12 +150,14 @@ class EditAction(Edit):
 
     def __init__(self, point: HookPoint, edit: DataEdit, *, prepend: bool = False) -> None:
         super().__init__(point, edit, prepend=prepend)
+        self.entries = edit.mask
         self.is_idle = edit.mask is not None and not bool(edit.mask.any())
         if self.is_idle:
             self.why_not = "its mask is all False"
-        elif edit.pos is not None:
-            self.invoke = at(edit.pos, edit.everywhere)
-            self.only_at(self.invoke)
+        elif (there := edit.at_positions()) is not None:
+            self.invoke = there
+            self.only_at(there)
+            self.must_fire = edit.on is None
 
     def extend(self, steps: list[Callable[[Any], Any]], *, is_replay: bool = False) -> None:
         """Append the step, unless the mask selects nothing."""
@@ -233,18 +255,40 @@ class Freeze(Replace):
 class Add(DataEdit):
     """Add a vector times a coefficient to the activation (steering).
 
+    With `match_norm`, the vector's length does not matter: it is scaled to the norm of the activation along the last
+    axis, at each position and head, so that coefficient 0.5 adds half of that norm.
+
     Examples:
         >>> edits.add(torch.ones(128), 4.0, pos=last)
         add(vector=<[128] float32>, coefficient=4, pos=last)
+        >>> edits.add(torch.ones(128), 0.5, match_norm=True)
+        add(vector=<[128] float32>, coefficient=0.5, match_norm=True)
     """
 
     kind = "add"
     vector: Tensor | float = edit_field(check.tensor)
     coefficient: float = edit_field(check.number, 1.0)
+    match_norm: bool = edit_field(check.flag, False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        vector: Any = self.vector
+        if self.match_norm and not (vector.isfinite().all() and (vector != 0).any(-1).all()):
+            raise HooklineError("match_norm=True scales vector= to a norm, so it must be finite and not all zeros")
 
     def changed(self, x: Tensor, hook: Any) -> Tensor:
         check_float(self.kind, x, hook)
-        return x + self.coefficient * like(self.vector, x)
+        vector = like(self.vector, x)
+        if not self.match_norm:
+            return x + self.coefficient * vector
+        upcast = real_upcast("add(match_norm=True)", x, hook)
+        norm = upcast.norm(dim=-1, keepdim=True)
+        return (upcast + self.coefficient * norm * self.unit(upcast)).to(x.dtype)
+
+    def unit(self, x: Tensor) -> Tensor:
+        """The vector with norm 1 along the last axis of the activation."""
+        vector: Any = self.vector
+        return unit_of(vector.expand((*vector.shape[:-1], x.shape[-1])), x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -310,11 +354,13 @@ class Noise(DataEdit):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Along(DataEdit):
-    """Base of edits along a direction, a vector along the last axis; its length and sign do not matter."""
+    """Base of edits along a direction, a vector along the last axis, whose length does not matter."""
 
     direction: Tensor = edit_field(check.tensor)
-    times: ClassVar[float]
-    """How often the component along the direction is subtracted."""
+
+    def component(self, before: Tensor) -> Tensor:
+        """The component along the unit direction after the edit, from that before it."""
+        raise NotImplementedError
 
     def __post_init__(self) -> None:
         direction = self.direction
@@ -333,13 +379,10 @@ class _Along(DataEdit):
                 f"{self.kind}: the direction has {len(self.direction)} components, but {hook.name!r} has the shape "
                 f"{list(x.shape)}: its last axis must be as long"
             )
-        wide = torch.promote_types(x.dtype, torch.float32)
-        unit = self.direction.to(x.device, torch.float64)
-        unit = unit / unit.abs().max()  # so that no square overflows or vanishes
-        unit = (unit / unit.norm()).to(wide)
-        upcast = x.to(wide)
-        component = (upcast * unit).sum(-1, keepdim=True)  # a product of matrices would be in bfloat16 under autocast
-        return (upcast - self.times * component * unit).to(x.dtype)
+        upcast = x.to(torch.promote_types(x.dtype, torch.float32))
+        unit = unit_of(self.direction, upcast)
+        before = (upcast * unit).sum(-1, keepdim=True)  # a product of matrices would be in bfloat16 under autocast
+        return (upcast + (self.component(before) - before) * unit).to(x.dtype)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -350,7 +393,9 @@ class ProjectOut(_Along):
     """
 
     kind = "project_out"
-    times = 1.0
+
+    def component(self, before: Tensor) -> Tensor:
+        return torch.zeros_like(before)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -361,4 +406,37 @@ class Reflect(_Along):
     """
 
     kind = "reflect"
-    times = 2.0
+
+    def component(self, before: Tensor) -> Tensor:
+        return -before
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cap(_Along):
+    """Keep the projection of the activation on a direction within bounds: above `high` it becomes `high`.
+
+    The projection is that on the direction scaled to norm 1; what is orthogonal to it stays. Activations within the
+    bounds are unchanged.
+
+    Examples:
+        >>> edits.cap(torch.ones(128), high=2.5, pos=last)
+        cap(direction=<[128] float32>, high=2.5, pos=last)
+    """
+
+    kind = "cap"
+    low: float | None = edit_field(check.number, None)
+    high: float | None = edit_field(check.number, None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low is None and self.high is None:
+            raise HooklineError("cap has no bounds: pass low=, high= or both")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise HooklineError(f"cap needs low ≤ high, but low={self.low:g} is above high={self.high:g}")
+
+    def changed(self, x: Tensor, hook: Any) -> Tensor:
+        real_upcast(self.kind, x, hook)
+        return super().changed(x, hook)
+
+    def component(self, before: Tensor) -> Tensor:
+        return before.clamp(self.low, self.high)

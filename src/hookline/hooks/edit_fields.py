@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError, a_type
 from hookline.text.outliers import Outliers, factor_of
+from hookline.text.score_positions import Crossed
 from hookline.text.token_positions import Positions, canonical, is_index, whole_number
 
 Units: TypeAlias = int | Sequence[int] | None
@@ -57,6 +58,13 @@ def number(name: str, value: Any) -> float:
     return float(plain)
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise HooklineError(f"{name}= must be True or False, not {described(value)}")
+    return value
+
+
 def tensor(name: str, value: Any) -> Tensor:
     """A copy of a tensor, or a number as a tensor."""
     if isinstance(value, Tensor):
@@ -89,6 +97,13 @@ def token_positions(name: str, value: Any) -> Positions:
     """Positions in their canonical form."""
     positions = canonical(value)
     return _own_copy(name, positions) if isinstance(positions, Tensor) else positions
+
+
+def condition(name: str, value: Any) -> Crossed:
+    """The bound of a monitor."""
+    if not isinstance(value, Crossed):
+        raise HooklineError(f"{name}= is a bound of a monitor, monitor.above(…) or monitor.below(…), not {value!r:.60}")
+    return value
 
 
 integer: Check = whole_number

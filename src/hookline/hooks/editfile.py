@@ -23,6 +23,7 @@ from hookline.engine import HookPoint
 from hookline.errors import HooklineError, InvalidHookError
 from hookline.files.tensorfile import BAD_CONTENT, check_is_file, make_folder, read_json, reason, write_bytes
 from hookline.hooks.data_edits import EDITS, DataEdit
+from hookline.text.score_positions import Crossed
 from hookline.text.token_positions import Meaning, Steps, TokenMeaning, image_tokens, last, new_tokens, step, token
 from hookline.text.turn_positions import TextMeaning, as_json, from_json
 
@@ -110,6 +111,8 @@ def _encoded_value(key: str, value: Any, tensors: dict[str, Tensor]) -> Any:
             return {"step": value.only}
         case TextMeaning():
             return as_json(value)
+        case Crossed():
+            raise HooklineError(f"{key.partition('.')[2]}={value!r} is of a monitor that runs, and cannot be saved")
         case Meaning():
             return {"meaning": repr(value)}
     return value

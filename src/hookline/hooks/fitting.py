@@ -110,3 +110,17 @@ def check_float(kind: str, x: Tensor, hook: Any) -> None:
     """Raise an error if the activation is an integer tensor."""
     if not (x.is_floating_point() or x.is_complex()):
         raise HooklineError(f"{kind} needs a floating-point activation; {hook.name!r} has {x.dtype}")
+
+
+def real_upcast(kind: str, x: Tensor, hook: Any) -> Tensor:
+    """A real activation in at least float32."""
+    if not x.is_floating_point():
+        raise HooklineError(f"{kind} needs a real floating-point activation; {hook.name!r} has {x.dtype}")
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def unit_of(vector: Tensor, like: Tensor) -> Tensor:
+    """A vector, or one for each position, with norm 1 along the last axis; in the dtype of `like`."""
+    unit = vector.to(like.device, torch.promote_types(vector.dtype, torch.float64))
+    unit = unit / unit.abs().amax(-1, keepdim=True)  # so that no square overflows or vanishes
+    return (unit / unit.norm(dim=-1, keepdim=True)).to(like.dtype)

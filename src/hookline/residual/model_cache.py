@@ -33,6 +33,10 @@ class ModelCache(ComponentCache, Readout):
         at the end each stream is normalized on its own, so that `@ model.W_U + model.b_U` is the logit lens.
         """
         last = self._summed_upto(layer)
+        mid = ["hook_resid_mid"] if incl_mid else []
+        scale = [f"{self._norm_before(last, mlp_input)[0]}.hook_scale"] if apply_ln and last < self.n_layers else []
+        last_mid = [self._named(last, "hook_resid_mid")] if self._includes_attention(last, mlp_input) else []
+        self._check_needs("accumulated_resid", last, ["hook_resid_pre", *mid], *last_mid, *scale)
         parts = {}
         for layer_index in range(last):
             parts[f"{layer_index}_pre"] = self._of(layer_index, "hook_resid_pre")

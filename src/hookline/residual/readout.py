@@ -64,6 +64,10 @@ class Readout(StreamCache):
 
     def logit_lens(self, layer: int | None = None, *, pos_slice: Positions = None, return_labels: bool = False) -> Any:
         """The logits that the final norm and the unembedding compute from the stream at the input of each layer."""
+        end = self._named(self.n_layers - 1, "hook_resid_post")
+        self._check_needs(
+            "logit_lens", self._upto(layer), ["hook_resid_pre"], end, "unembed.hook_in", "unembed.hook_out"
+        )
         stack, labels = self.accumulated_resid(layer, pos_slice=pos_slice, return_labels=True)  # type: ignore[attr-defined]
         logits = self.stack_logits(stack)
         return (logits, labels) if return_labels else logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hookline.engine import ActivationCache, pass_state
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, UnavailablePointError
 from hookline.text.at_positions import picked
 from hookline.text.token_positions import Positions
 from hookline.transformer.cfg import cfg_of
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hookline.engine import Points
     from hookline.transformer.index import ModelPoints
 
+_RESID_PRE, _RESID_POST = "hook_resid_pre", "hook_resid_post"
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """How far a sum may be from the whole, relative to it. Norms of transformers round to float32 in float64 models too."""
 
@@ -34,6 +36,8 @@ class StreamCache(ActivationCache):
     logits: Tensor | None = None
     """The logits of the run, if it returned them, at the rows and positions of the cache."""
     _processing: Processing | None = None
+    passes_stream_on: bool = False
+    """Whether each layer got what the layer before it returned: then a `resid_post` is also the next `resid_pre`."""
 
     def __init__(self, tensors: dict[str, Tensor], points: Points, *, has_batch_dim: bool = True) -> None:
         super().__init__(tensors, points, has_batch_dim=has_batch_dim)
@@ -43,6 +47,41 @@ class StreamCache(ActivationCache):
         """Keep the logits of the run, at the positions of the cache."""
         if self.positions is None or self.forward_pass is not None:
             self.logits = self._logits_at(logits, self.positions)
+
+    def _key(self, name: Any) -> str:
+        try:
+            return super()._key(name)
+        except UnavailablePointError:
+            if (before := self._resid_post_before(name)) is None:
+                raise
+            return before
+
+    def _resid_post_before(self, name: Any) -> str | None:
+        """The key of the output of the layer before the one whose input is asked for, if it is the same."""
+        if not self.passes_stream_on:
+            return None
+        canonical = self._canonical(name if isinstance(name, str) else self._model.name_of(name))
+        before = {self._named(layer + 1, _RESID_PRE): self._named(layer, _RESID_POST) for layer in range(self.n_layers)}
+        return self._keys.get(before.get(canonical, ""))
+
+    def _check_needs(self, method: str, layer: int, points: Sequence[str], *more: str) -> None:
+        """Raise if a method needs what is not in the cache, with the whole filter for it.
+
+        It needs these points of all layers before `layer`, the stream there, and `more` by name.
+        """
+        end = self._named(layer, _RESID_PRE) if layer < self.n_layers else self._named(layer - 1, _RESID_POST)
+        needed = [*(self._named(index, point) for index in range(layer) for point in points), end, *more]
+        missing = [name for name in dict.fromkeys(needed) if name in self._model.hook_dict and name not in self]
+        if missing:
+            layers = f"{self._model.anatomy.main.name}.*"
+            globs = [f"{layers}.{point}" for point in points] if layer else []
+            if self.passes_stream_on and _RESID_PRE in points:
+                globs[points.index(_RESID_PRE)] = f"{layers}.{_RESID_POST}"
+                end = self._named(0, _RESID_PRE)
+            raise UnavailablePointError(
+                f"{method} needs {', '.join(map(repr, missing[:3]))}{', …' if len(missing) > 3 else ''}, "
+                f"which this cache does not have: pass names_filter={[*dict.fromkeys([*globs, end, *more])]}"
+            )
 
     def rows(self, which: Rows) -> Self:
         """A cache of some rows of the batch; see `ActivationCache.rows`."""

@@ -21,7 +21,6 @@ from hookline.functions.callers import caller
 from hookline.hooks import Controller, Detector
 from hookline.hooks.action import ObjectEdit
 from hookline.sae.autoencoder import SparseAutoencoder
-from hookline.text.at_positions import at
 from hookline.text.outliers import Outliers, factor_of, outlying, row_norms
 from hookline.types import Filter, OnError
 
@@ -174,7 +173,7 @@ def _call(edit: Any, sae: SparseAutoencoder) -> Callable[[Tensor, Any], Tensor |
     chosen = [edit.neuron] if isinstance(edit.neuron, int) else list(edit.neuron or ())
     for feature in chosen:
         check_feature(sae, feature)
-    return edit.everywhere if edit.pos is None else at(edit.pos, edit.everywhere)
+    return edit.at_positions() or edit.everywhere
 
 
 def check_feature(sae: SparseAutoencoder, feature: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookline.errors import HooklineError
 from hookline.functions.callers import caller
-from hookline.text.token_positions import Positions, canonical, is_one_per_row, mask_of
+from hookline.text.token_positions import Meaning, Positions, canonical, is_one_per_row, mask_of
 from hookline.values.casting import cast
 
 
@@ -37,20 +37,29 @@ def picked(x: Tensor, point: Any, positions: Positions) -> Tensor:
 class PositionHook:
     """A hook that applies another one at some positions and leaves all others unchanged."""
 
-    def __init__(self, where: Positions, func: Callable[..., Any]) -> None:
+    def __init__(self, where: Positions, func: Callable[..., Any], on: Meaning | None = None) -> None:
         self._invoke, self._acted = caller(func), threading.local()
         self.where, self.func = canonical(where), func  # error messages name `func`
+        self.on = on
+        """A condition beside the positions: where both hold, the hook applies."""
 
     @property
     def acted(self) -> bool:
         """Whether it acted when it was last called in this thread."""
         return getattr(self._acted, "did", False)
 
+    @property
+    def mask(self) -> Tensor | None:
+        """Where it acted when it was last called in this thread, `[row, position]`."""
+        return getattr(self._acted, "mask", None)
+
     def __call__(self, x: Tensor, hook: Any) -> Tensor | None:
         """The activation with the hook's result at these positions; None if there are none."""
         axis = _axis(hook, x)
         mask = mask_of(self.where, hook, x.shape[0], x.shape[axis])
-        self._acted.did = bool(mask.any())
+        if self.on is not None:
+            mask = mask & mask_of(self.on, hook, *mask.shape)
+        self._acted.mask, self._acted.did = mask, bool(mask.any())
         if not self.acted:
             return None
         clone = x.clone()
@@ -65,7 +74,7 @@ class PositionHook:
         return torch.where(broadcast_mask, new, x)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PositionHook, (self.where, self.func)
+        return PositionHook, (self.where, self.func, self.on)
 
 
 def at(positions: Positions, hook: Callable[..., Any]) -> PositionHook:

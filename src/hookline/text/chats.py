@@ -7,6 +7,7 @@ a text from there on. `Templates.prompts` does it for every kind of prompt; what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -28,8 +29,14 @@ class Chat(str):
         """The text that the template makes of messages."""
         text, taken = templates.rendered(messages, is_open=is_open)
         chat = cls(text)
-        chat.messages, chat.is_open, chat.templates = tuple(taken), is_open, templates
+        chat.messages = tuple(map(_copied, taken))  # the user may write to them
+        chat.is_open, chat.templates = is_open, templates.pinned()
         return chat
+
+    def is_like(self, other: Chat) -> bool:
+        """Whether another conversation with the same text has the same turns."""
+        same_text = self.is_open == other.is_open and self.roles == other.roles
+        return same_text and [*map(_texts, self.messages)] == [*map(_texts, other.messages)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (str(self),)
@@ -59,11 +66,24 @@ def content_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [part for part in content if isinstance(part, Mapping)] if isinstance(content, list | tuple) else []
 
 
+def _copied(message: Mapping[str, Any]) -> dict[str, Any]:
+    copied, content = dict(message), message.get("content")
+    if isinstance(content, list | tuple):
+        copied["content"] = [dict(part) if isinstance(part, Mapping) else part for part in content]
+    return copied
+
+
+def _texts(message: Mapping[str, Any]) -> list[Any]:
+    """What a message says; its other values, such as images, may be arrays, which cannot be compared."""
+    content = message.get("content")
+    return [content] if isinstance(content, str) else [part.get("text") for part in content_parts(message)]
+
+
 def is_conversation(prompt: Any) -> bool:
     """Whether it is a list of messages."""
     if not isinstance(prompt, list | tuple) or not prompt:
         return False
-    return all(isinstance(message, Mapping) for message in prompt) and any("role" in message for message in prompt)
+    return all(isinstance(message, Mapping) and {"role", "content"} & {*message} for message in prompt)
 
 
 class Templates:
@@ -72,6 +92,13 @@ class Templates:
     def __init__(self, tokenizer: Any, processor: Any = None) -> None:
         self.tokenizer = tokenizer
         self._owner = processor if getattr(processor, "chat_template", None) else tokenizer
+        self._pinned: Any = None
+
+    def pinned(self) -> Templates:
+        """The same template, also when the tokenizer gets another one."""
+        pinned = copy(self)
+        pinned._pinned = self._pinned or getattr(self._owner, "chat_template", None)
+        return pinned
 
     def prompts(self, prompt: Any, *, is_open: bool = False) -> Any:
         """A prompt, or a list of them, with conversations as texts; `is_open`: for the assistant to answer."""
@@ -112,8 +139,13 @@ class Templates:
             from jinja2.exceptions import TemplateError
         except ImportError:
             raise HooklineError("messages need a chat template, which needs jinja2: pip install jinja2") from None
+        options: dict[str, Any] = {}
+        if isinstance(self._pinned, str) and self._pinned != self._owner.chat_template:
+            options["chat_template"] = self._pinned
         try:
-            text = self._owner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_open)
+            text = self._owner.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=is_open, **options
+            )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise HooklineError(f"the chat template of this model rejects these messages: {error}") from error
         return str(text)
@@ -158,3 +190,9 @@ def _check_messages(messages: Messages) -> None:
             raise HooklineError(
                 f"the content of message {number} is text, or a list of texts and images, not {content!r:.60}"
             )
+        for part in content_parts(message):
+            if part.get("type") == "text" and not isinstance(part.get("text"), str):
+                raise HooklineError(
+                    f'a part of the content of message {number} has no text: it is {{"type": "text", "text": "…"}}, '
+                    f"not {part!r:.60}"
+                )

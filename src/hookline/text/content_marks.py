@@ -10,7 +10,7 @@ of them: one message at a time, without what may be a tag, on letters and digits
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hookline.errors import HooklineError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _NOTHING = re.compile("(?!)")
 _TAGS = re.compile(r"<[^<>\n]*>|\[[^\[\]\n]*\]|[/\\]\w+|<[|/]?|[|]?>")
 _TAGS_AND_SIGNS = re.compile(rf"{_TAGS.pattern}|[\W_]")
+_PATTERNS = (_NOTHING, _TAGS, _TAGS_AND_SIGNS)
 _UNASSIGNED = range(0x40000, 0xE0000)
 
 
@@ -36,9 +37,9 @@ class _Mark(NamedTuple):
 class _Marks:
     """Contents with marks in them."""
 
-    def __init__(self, text: str, unmarked: re.Pattern[str]) -> None:
+    def __init__(self, text: str, unmarked: re.Pattern[str], marked: Set[str]) -> None:
         self._free = (code for code in _UNASSIGNED if chr(code) not in text)
-        self._unmarked, self.by_code = unmarked, dict[str, _Mark]()
+        self._unmarked, self._marked, self.by_code = unmarked, marked, dict[str, _Mark]()
 
     def message(self, number: int, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with marks in its content."""
@@ -53,7 +54,8 @@ class _Marks:
         return {**message, "content": content} if "content" in message else dict(message)
 
     def _text(self, number: int, part: int, content: str) -> str:
-        kept = {index for match in self._unmarked.finditer(content) for index in range(*match.span())}
+        matches = [match for match in self._unmarked.finditer(content) if match.group() not in self._marked]
+        kept = {index for match in matches for index in range(*match.span())}
         return "".join(
             character if index in kept or character.isspace() else self._mark(_Mark(number, part, index, character))
             for index, character in enumerate(content)
@@ -79,7 +81,7 @@ def content_owners(chat: Chat) -> list[int]:
         return owners
     joined = [-1] * len(chat)
     for number in numbers:
-        of_message = _first(_owners(chat, [number], kept) for kept in (_NOTHING, _TAGS, _TAGS_AND_SIGNS))
+        of_message = next(filter(None, (_of_message(chat, number, kept) for kept in _PATTERNS)), None)
         if of_message is None:
             raise HooklineError(
                 f"turns cannot be found: the chat template changes the content of message {number} "
@@ -89,13 +91,35 @@ def content_owners(chat: Chat) -> list[int]:
     return joined
 
 
-def _first(results: Iterator[list[int] | None]) -> list[int] | None:
-    return next((owners for owners in results if owners is not None), None)
+def _of_message(chat: Chat, number: int, unmarked: re.Pattern[str]) -> list[int] | None:
+    """The owners for one message; tags and signs that the template does not look at are marked, too."""
+    owners = _owners(chat, [number], unmarked)
+    if owners is None or unmarked is _NOTHING:
+        return owners
+    marked, untried = set[str](), [sorted({*unmarked.findall(_text_of(chat.messages[number]))})]
+    while untried:
+        texts = untried.pop()
+        with_these = _owners(chat, [number], unmarked, marked | {*texts}) if texts else None
+        if with_these is not None:
+            owners, marked = with_these, marked | {*texts}
+        elif len(texts) > 1:
+            untried += [texts[: len(texts) // 2], texts[len(texts) // 2 :]]
+    return owners
 
 
-def _owners(chat: Chat, numbers: Sequence[int], unmarked: re.Pattern[str]) -> list[int] | None:
-    """The same for some messages; None if the template treats marks in another way than characters."""
-    marks = _Marks(chat, unmarked)
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if _is_text(part))
+
+
+def _owners(
+    chat: Chat, numbers: Sequence[int], unmarked: re.Pattern[str], marked: Set[str] = frozenset()
+) -> list[int] | None:
+    """The same for some messages; None if the template treats marks in another way than characters.
+
+    Texts that match `unmarked` are left as they are, except those in `marked`.
+    """
+    marks = _Marks(chat, unmarked, marked)
     messages = [
         marks.message(number, message) if number in numbers else message for number, message in enumerate(chat.messages)
     ]

@@ -138,6 +138,11 @@ def _check_names(model: nn.Module, options: Mapping[str, Any]) -> None:
 
 def check_generated_output(model: nn.Module, options: Mapping[str, Any], *, why_tokens: str) -> None:
     """Raise if options ask for more than is returned: `why_tokens` says why that is tokens only, "" if it is not."""
+    if "monitors" in options:
+        raise HooklineError(
+            "monitors would have no effect in generate, which returns no scores: use generate_with_cache(…, "
+            "monitors=[…]) or stream(…, monitors=[…])"
+        )
     config = options.get("generation_config") or getattr(model, "generation_config", None)
     has_object = options.get("return_dict_in_generate", getattr(config, "return_dict_in_generate", False))
     if has_object and why_tokens:

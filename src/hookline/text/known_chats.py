@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from hookline.errors import HooklineError
 from hookline.text.characters import ranges_in
 from hookline.text.chats import Chat
 
@@ -72,6 +73,38 @@ class KnownChat:
                 tokens[number].append(index)
         return tokens
 
+    def turns(self, count: int, *, is_answered: bool) -> list[tuple[str, list[int]]]:
+        """The role and the tokens of each message that begins in the first `count` tokens.
+
+        The last is the one that is being written, without tokens, if there is one.
+        """
+        chat = self.chat
+        messages = [message["role"] for message in chat.messages]
+        tokens = [[index for index in of_message if index < count] for of_message in self.tokens_of[: len(messages)]]
+        if count < len(self.ids):
+            while tokens and not tokens[-1]:
+                tokens.pop()
+        turns = list(zip(messages, tokens, strict=False))
+        if self.is_open(is_answered=is_answered) and count >= len(self.ids):
+            turns.append(("assistant", []))
+        return turns
+
+    def is_open(self, *, is_answered: bool) -> bool:
+        """Whether the last turn is the one that is being written.
+
+        A template may give the same text with and without the beginning of an answer: then it is if `is_answered`.
+        """
+        return self.chat.is_open or (is_answered and self._is_open_anyway)
+
+    @cached_property
+    def _is_open_anyway(self) -> bool:
+        """Whether the template gives the same text with and without the beginning of an answer."""
+        chat = self.chat
+        try:
+            return chat.templates.render(chat.messages, is_open=True) == chat
+        except HooklineError:
+            return False
+
 
 _chats = Recent(1 << 14)
 _sizes = Recent(1 << 14)
@@ -82,11 +115,16 @@ def remember_chat(tokenizer: Any, ids: Sequence[int], chat: Chat) -> KnownChat:
     """Note the tokens of a conversation."""
     key = _key(ids)
     known: KnownChat | None = _chats.get(tokenizer, key)
-    is_same = known is not None and known.chat.messages == chat.messages and known.chat.is_open == chat.is_open
-    if known is None or not is_same:
+    if known is None or not known.chat.is_like(chat):
         known = KnownChat(chat, ids, tokenizer)
     _chats.put(tokenizer, key, known)
     _sizes.put(tokenizer, len(key), len(key))
+    return known
+
+
+def exact_chat(tokenizer: Any, ids: Sequence[int]) -> KnownChat | None:
+    """The conversation that these tokens are; None if there is none."""
+    known: KnownChat | None = _chats.get(tokenizer, _key(ids))
     return known
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.engine import TextSupport
+from hookline.engine import HookPoint, TextSupport
+from hookline.text.acted import PositionTally, tallies
 from hookline.text.at_positions import picked
 from hookline.text.forward_pass import begin_encoder, begin_pass
 from hookline.text.unreached import UnreachedPositions
@@ -35,6 +36,10 @@ class Texts(TextSupport):
     def reshaped(self, forward_pass: Any, point: Any, before: Tensor, after: Tensor) -> Any:
         """The same pass, without positions if a hook added or removed some."""
         return None if forward_pass is None else forward_pass.reshaped(point, before, after)
+
+    def tallies(self, hooks: Sequence[tuple[HookPoint, Tensor | None]]) -> list[PositionTally]:
+        """What counts where each of these hooks acts."""
+        return tallies(hooks)
 
     def rows(self, forward_pass: Any, which: Any) -> Any:
         """What is known of a pass, of some rows of its batch."""

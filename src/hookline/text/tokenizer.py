@@ -38,6 +38,7 @@ class Text:
         if not texts or not all(isinstance(prompt, str) and prompt for prompt in texts):
             raise HooklineError(f"a prompt must be a non-empty string, or a list of them, not {shown_prompt(text)}")
         rows = [self.ids(prompt, prepend_bos) for prompt in texts]
+        _check_turns(texts, rows)
         width = max(map(len, rows))
         self.check_length(width)
         side: Side = padding_side or self._needed().padding_side
@@ -147,6 +148,19 @@ class Text:
                 "hookline.hook(model, tokenizer)"
             )
         return self.tokenizer
+
+
+def _check_turns(texts: Sequence[str], rows: Sequence[list[int]]) -> None:
+    """Raise an error if conversations with other turns have the same tokens, by which their turns are known."""
+    chats = dict[tuple[int, ...], tuple[int, Chat]]()
+    for number, (text, ids) in enumerate(zip(texts, rows, strict=True)):
+        if isinstance(text, Chat):
+            other, chat = chats.setdefault(tuple(ids), (number, text))
+            if not chat.is_like(text):
+                raise HooklineError(
+                    f"conversations {other} and {number} have other turns, but the chat template makes the same text "
+                    f"of them, as if a content had the template's own markers in it: run them separately"
+                )
 
 
 def version(x: Tensor) -> int | None:

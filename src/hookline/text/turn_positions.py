@@ -44,14 +44,21 @@ class _Latest(threading.local):
 _latest = _Latest()
 
 
+class Prompt(NamedTuple):
+    """Which of the tokens of a text are the prompt."""
+
+    length: int
+    is_answered: bool
+    """Whether a generation goes on with it."""
+
+
 class _Row(NamedTuple):
     """One row of the text so far."""
 
     columns: list[int]
     """Those that are not padding."""
     ids: tuple[int, ...]
-    prompt_length: int
-    """How many of them are the prompt."""
+    prompt: Prompt
     covered: dict[int, frozenset[int]]
     """The indices of the tokens that are covered, in the text up to a column."""
 
@@ -65,10 +72,10 @@ class TextMeaning(Meaning):
         """Whether a position may be covered or not as the text goes on."""
         return True
 
-    def places(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> list[range | list[int]]:
+    def places(self, tokenizer: Any, ids: tuple[int, ...], prompt: Prompt) -> list[range | list[int]]:
         """The indices of the tokens at each place that is meant, whichever is selected.
 
-        `count` is how many of the tokens are the prompt; the others are being written.
+        The tokens after the prompt are being written.
         """
         raise NotImplementedError
 
@@ -76,9 +83,9 @@ class TextMeaning(Meaning):
         """Which of the places is selected; None for all."""
         raise NotImplementedError
 
-    def covered(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> frozenset[int]:
+    def covered(self, tokenizer: Any, ids: tuple[int, ...], prompt: Prompt) -> frozenset[int]:
         """The indices of the tokens that are covered."""
-        places, number = self.places(tokenizer, ids, count), self.number()
+        places, number = self.places(tokenizer, ids, prompt), self.number()
         if number is not None:
             places = [places[number]] if number in range(-len(places), len(places)) else []
         return frozenset(index for place in places for index in place)
@@ -97,7 +104,7 @@ class TextMeaning(Meaning):
         """The rows that have no such position so far."""
         tokenizer = tokenizer_of(text, self)
         return {
-            (number, 0): f"{self!r} in row {number}{self.hint(tokenizer, row.ids, row.prompt_length)}"
+            (number, 0): f"{self!r} in row {number}{self.hint(tokenizer, row.ids, row.prompt)}"
             for number, row in enumerate(self._rows(text, span))
             if not any(row.covered.values())
         }
@@ -109,19 +116,22 @@ class TextMeaning(Meaning):
         rows, key = _latest.of(text), (self, span.positions, None if span.tokens is None else version(span.tokens))
         if key not in rows or key[-1] is None:
             tokenizer, ends = tokenizer_of(text, self), set(self._ends(text, span))
-            prompt = text.prompt if text.generation is None else text.generation.prompt
-            texts = _texts_in(self, text, span)
-            rows[key] = [self._row(tokenizer, *row, prompt or span.width, ends) for row in texts]
+            stop = text.prompt if text.generation is None else text.generation.prompt
+            is_answered = text.generation is not None
+            rows[key] = [
+                self._row(tokenizer, columns, ids, Prompt(bisect_left(columns, stop or span.width), is_answered), ends)
+                for columns, ids in _texts_in(self, text, span)
+            ]
         return rows[key]
 
-    def _row(self, tokenizer: Any, columns: list[int], ids: tuple[int, ...], prompt: int, ends: set[int]) -> _Row:
-        count, lengths = bisect_left(columns, prompt), {end: bisect_left(columns, end) for end in ends}
-        covered = {end: self.covered(tokenizer, ids[:length], count) for end, length in lengths.items()}
-        return _Row(columns, ids, count, covered)
+    def _row(self, tokenizer: Any, columns: list[int], ids: tuple[int, ...], prompt: Prompt, ends: set[int]) -> _Row:
+        lengths = {end: bisect_left(columns, end) for end in ends}
+        covered = {end: self.covered(tokenizer, ids[:length], prompt) for end, length in lengths.items()}
+        return _Row(columns, ids, prompt, covered)
 
-    def hint(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> str:
+    def hint(self, tokenizer: Any, ids: tuple[int, ...], prompt: Prompt) -> str:
         """What the row has instead, for a message."""
-        places = self.places(tokenizer, ids, count)
+        places = self.places(tokenizer, ids, prompt)
         return f", which has {how_many(len(places), 'such place')}" if places else ""
 
 
@@ -160,36 +170,41 @@ class TurnMeaning(TextMeaning):
         """Which of the messages of the role."""
         return self.k
 
-    def places(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> list[range | list[int]]:
+    def places(self, tokenizer: Any, ids: tuple[int, ...], prompt: Prompt) -> list[range | list[int]]:
         """The tokens of each message of the role, in order."""
-        known = chat_of(tokenizer, ids[:count])
-        chat = known.chat
-        numbers = [number for number, role in enumerate(chat.roles) if role == self.role]
-        places: list[range | list[int]] = [
-            [index for index in known.tokens_of[number] if index < len(ids)] for number in numbers
-        ]
-        if chat.is_open and self.role == "assistant":
-            new = range(len(known.ids), len(ids))
-            places[-1] = [index for index in new if is_written(tokenizer, ids[index])]
-        return places
+        turns = turns_of(tokenizer, ids, prompt)
+        return [[index for index in tokens if index < len(ids)] for role, tokens in turns if role == self.role]
 
     def is_being_written(self, text: ForwardPass) -> list[bool]:
         """For each row of a generation, whether the turn that is being written is covered."""
         generation, tokenizer = text.generation, tokenizer_of(text, self)
         if self.role != "assistant" or generation is None or generation.tokens is None or generation.mask is None:
             return [False] * text.span.rows
-        rows = zip(generation.tokens, generation.mask.bool(), strict=True)
-        chats = [chat_of(tokenizer, ids[real].tolist()).chat for ids, real in rows]
-        counts = [chat.roles.count("assistant") if chat.is_open else 0 for chat in chats]
-        return [count > 0 and self.k in (None, -1, count - 1) for count in counts]
+        flags = []
+        for ids, real in zip(generation.tokens, generation.mask.bool(), strict=True):
+            prompt = tuple(ids[real].tolist())
+            known = chat_of(tokenizer, prompt)
+            count = sum(role == self.role for role, _ in known.turns(len(prompt), is_answered=True))
+            flags.append(known.is_open(is_answered=True) and self.k in (None, -1, count - 1))
+        return flags
 
-    def hint(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> str:
+    def hint(self, tokenizer: Any, ids: tuple[int, ...], prompt: Prompt) -> str:
         """The turns that the row has."""
-        roles = chat_of(tokenizer, ids[:count]).chat.roles
-        return ", whose turns are: " + ", ".join(map(repr, roles))
+        return ", whose turns are: " + ", ".join(repr(role) for role, _ in turns_of(tokenizer, ids, prompt))
 
     def __repr__(self) -> str:
         return f"turn({self.role!r})" if self.k is None else f"turn({self.role!r}, {self.k})"
+
+
+def turns_of(tokenizer: Any, ids: tuple[int, ...], prompt: Prompt) -> list[tuple[str, list[int]]]:
+    """The role and the tokens of each turn; the last may be the one that is being written."""
+    known = chat_of(tokenizer, ids[: prompt.length])
+    is_answered = prompt.is_answered or len(ids) > len(known.ids)
+    turns = known.turns(prompt.length, is_answered=is_answered)
+    if known.is_open(is_answered=is_answered) and prompt.length >= len(known.ids):
+        new = range(len(known.ids), len(ids))
+        turns[-1] = ("assistant", [index for index in new if is_written(tokenizer, ids[index])])
+    return turns
 
 
 def chat_of(tokenizer: Any, ids: Sequence[int]) -> KnownChat:
@@ -206,12 +221,21 @@ def chat_of(tokenizer: Any, ids: Sequence[int]) -> KnownChat:
 def found_chat(tokenizer: Any, ids: Sequence[int]) -> KnownChat | None:
     """The same; None if it is no conversation."""
     known = known_chat(tokenizer, ids)
-    if known is not None and len(known.ids) >= len(ids):
+    if known is not None and len(known.ids) == len(ids):
         return known
-    # A part of it may be another conversation, which went on in another way.
+    # It may be another conversation, which went on in another way, or ended before.
     template = getattr(tokenizer, "chat_template", None)
     parsed = _parsed.made(tokenizer, (repr(template), *ids), lambda: (parsed_chat(tokenizer, ids),))[0]
+    if parsed is None and known is not None and _has_more_turns(tokenizer, ids[len(known.ids) :]):
+        return None
     return known if parsed is None else parsed
+
+
+def _has_more_turns(tokenizer: Any, ids: Sequence[int]) -> bool:
+    """Whether tokens after a conversation seem to have further turns: text after a special token."""
+    is_special = [token_id in tokenizer.all_special_ids for token_id in ids]
+    first = is_special.index(True) if True in is_special else len(ids)
+    return any(is_written(tokenizer, token_id) for token_id in ids[first:])
 
 
 _parsed = Recent(1 << 8)
@@ -246,7 +270,7 @@ class SpanMeaning(TextMeaning):
         """Which of the places."""
         return self.k
 
-    def places(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> list[range | list[int]]:  # noqa: ARG002
+    def places(self, tokenizer: Any, ids: tuple[int, ...], prompt: Prompt) -> list[range | list[int]]:  # noqa: ARG002
         """The tokens at each place where the words are."""
         text = _characters(tokenizer, ids)
         words = self.words
@@ -269,10 +293,10 @@ class SentenceMeaning(TextMeaning):
         """Which sentence."""
         return self.k
 
-    def places(self, tokenizer: Any, ids: tuple[int, ...], count: int) -> list[range | list[int]]:
+    def places(self, tokenizer: Any, ids: tuple[int, ...], prompt: Prompt) -> list[range | list[int]]:
         """The tokens of each sentence: of the messages of a conversation, of any other text without special tokens."""
         text, places = _characters(tokenizer, ids), list[range | list[int]]()
-        for first, last in _passages(tokenizer, ids, count):
+        for first, last in _passages(tokenizer, ids, prompt.length):
             start, stop = text.ranges[first][0], text.ranges[last][1]
             for match in _SENTENCE.finditer(text.text[:stop], start):
                 places.append(_overlapping(text, *_without_space(text.text, *match.span())))

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import Hooked, HookPoint, Kind, Site, lens_of
-from hookline.errors import HooklineError, UnknownPointError, warn
+from hookline.errors import HooklineError
 from hookline.functions.signatures import parameters_of
 from hookline.loading import hook
 from hookline.model import HookedModel
 from hookline.progress import progress_bar
 from hookline.training.streaming import Accumulator
+from hookline.training.training_mode import warn_if_changing
 from hookline.types import Filter
 from hookline.values.structures import map_tensors
 
@@ -28,7 +29,7 @@ _SIDES = {"in": Kind.INPUT, "out": Kind.OUTPUT}
 @torch.no_grad()
 def collect(
     net: nn.Module | Hooked,
-    filter: Filter | type[nn.Module],
+    filter: Filter,
     statistics: Mapping[str, Statistic | Mapping[str, Statistic]],
     data: Iterable[Any],
     *,
@@ -52,9 +53,11 @@ def collect(
         >>> statistics["fc1"]["in"]["mean"].shape
         torch.Size([4])
     """
+    if isinstance(data, Tensor):
+        raise HooklineError("data yields batches, and a tensor would be run row by row: pass data.split(64)")
     hooked: Any = hook(net)  # type: ignore[arg-type]
     sides, modules = _checked(statistics), _modules(hooked, filter)
-    _warn_if_changing(hooked.index.root)
+    warn_if_changing(hooked.index.root, "the network")
     results: dict[str, dict[str, dict[str, Accumulator]]] = {}
     hooks, silent = [], {*modules.values()}
     for (name, module), (side, kinds) in product(modules.items(), sides.items()):
@@ -98,23 +101,10 @@ def _is_statistic(statistic: Any) -> bool:
         return False
 
 
-def _modules(hooked: Any, filter: Any) -> dict[str, nn.Module]:
+def _modules(hooked: Any, filter: Filter) -> dict[str, nn.Module]:
     """The modules that a filter of points means, by path."""
-    root = hooked.index.root
-    if isinstance(filter, type):
-        chosen = _of_class(root, filter)
-    else:
-        chosen = {point.site.module for point in hooked.index.select(filter)}
-    return {path: module for path, module in root.named_modules() if module in chosen}
-
-
-def _of_class(root: nn.Module, kind: type) -> set[nn.Module]:
-    """The modules of exactly that class."""
-    chosen = {module for module in root.modules() if type(module) is kind}
-    if not chosen:
-        classes = sorted({type(module).__name__ for module in root.modules()})
-        raise UnknownPointError(f"no module is a {kind.__name__}: the classes are {', '.join(classes)}")
-    return chosen
+    chosen = {point.site.module for point in hooked.index.select(filter)}
+    return {path: module for path, module in hooked.index.root.named_modules() if module in chosen}
 
 
 def _point(hooked: Any, name: str, module: nn.Module, side: str) -> HookPoint:
@@ -150,14 +140,3 @@ def _call(hooked: Any, batch: Any) -> None:
 def _values(accumulators: dict[str, Accumulator], requested: Any) -> Any:
     values = {key: accumulator.value() for key, accumulator in accumulators.items()}
     return values if isinstance(requested, Mapping) else values[""]
-
-
-def _warn_if_changing(root: nn.Module) -> None:
-    """Warn of modules that compute something else in training mode."""
-    changing = sorted({type(module).__name__ for module in root.modules() if module.training and _is_changing(module)})
-    if changing:
-        warn(f"the network is in training mode, where {', '.join(changing)} compute something else: call eval() first")
-
-
-def _is_changing(module: nn.Module) -> bool:
-    return type(module).__name__.startswith(("Dropout", "BatchNorm")) and getattr(module, "p", 1) != 0

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hookline.engine import Hooked, HookPoint, pass_state, undo
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, a_type
 from hookline.loading import hook
+from hookline.training.training_mode import warn_if_changing
 from hookline.types import Filter
 
 
@@ -84,7 +85,10 @@ def distill(
 class _KeepsActivations(undo.UndoBlock):
     """A context that gets the activations at some points, in the graph of the loss."""
 
-    def __init__(self, net: nn.Module | Hooked, points: Filter) -> None:
+    def __init__(self, net: nn.Module | Hooked, points: Filter, function: Callable[..., Tensor]) -> None:
+        if not callable(function):
+            raise HooklineError(f"function= is a function of the activation, such as l1, not {function!r}")
+        self._function = function
         hooked: Any = hook(net)  # type: ignore[arg-type]
         self._points = hooked.index.select(points)
         self._root: nn.Module = hooked.index.root
@@ -114,6 +118,14 @@ class _KeepsActivations(undo.UndoBlock):
                 "use_reentrant=False"
             )
 
+    def term(self, *activations: Tensor) -> Tensor:
+        """What the function makes of activations."""
+        value = self._function(*activations)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else a_type(value)
+            raise HooklineError(f"function= returns one number, such as a mean, as a tensor, not {got}")
+        return value.reshape(())
+
     def keep(self, x: Tensor, hook: HookPoint) -> None:
         """Keep what the term needs of an activation."""
         raise NotImplementedError
@@ -127,13 +139,12 @@ class Penalty(_KeepsActivations):
     """The context of `penalty`."""
 
     def __init__(self, net: nn.Module | Hooked, points: Filter, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(net, points)
-        self._function = function
+        super().__init__(net, points, function)
         self._terms: list[Tensor] = []
 
     def keep(self, x: Tensor, hook: HookPoint) -> None:  # noqa: ARG002
         """Keep the term of an activation."""
-        self._terms.append(self._function(x))
+        self._terms.append(self.term(x))
 
     def clear(self) -> None:
         """Drop all terms."""
@@ -153,9 +164,8 @@ class Distillation(_KeepsActivations):
 
     def __init__(self, *, net: Any, teacher: Any, points: Any, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         self._teacher: Any = hook(teacher)
-        self._function = function
         self._kept: dict[str, Tensor] = {}
-        super().__init__(net, [*points] if isinstance(points, Mapping) else points)
+        super().__init__(net, [*points] if isinstance(points, Mapping) else points, function)
         own_names = [point.name for point in self._points]
         names = [*points.values()] if isinstance(points, Mapping) else own_names
         if len(names) != len(own_names):
@@ -165,8 +175,17 @@ class Distillation(_KeepsActivations):
         self._pairs = dict(zip(own_names, names, strict=True))
         self._targets = [self._teacher.index.find(name) for name in names]
 
+    def open(self) -> Any:
+        """Begin to take activations."""
+        warn_if_changing(self._teacher.index.root, "the teacher")
+        return super().open()
+
     def keep(self, x: Tensor, hook: HookPoint) -> None:
         """Keep an activation of the student."""
+        if hook.call and hook.only is None:
+            raise HooklineError(
+                f"distill: {hook.name!r} is called several times in a forward pass: name one call, as '{hook.name}#0'"
+            )
         self._kept[hook.name] = x
 
     def clear(self) -> None:
@@ -181,5 +200,14 @@ class Distillation(_KeepsActivations):
         self.clear()
         with torch.no_grad():
             features = self._teacher.cache(*args, names_filter=self._targets, **kwargs)
-        terms = [self._function(x, features[self._pairs[name]]) for name, x in activations.items()]
-        return torch.stack(terms).sum()
+        return torch.stack(
+            [self._distance(name, x, features[self._pairs[name]]) for name, x in activations.items()]
+        ).sum()
+
+    def _distance(self, name: str, x: Tensor, feature: Tensor) -> Tensor:
+        if self._function is nn.functional.mse_loss and x.shape != feature.shape:
+            raise HooklineError(
+                f"distill: {name!r} has the shape {list(x.shape)}, and the teacher's {self._pairs[name]!r} has "
+                f"{list(feature.shape)}: pass a function of both that fits one to the other"
+            )
+        return self.term(x, feature)

@@ -67,5 +67,5 @@ def measure_activation(step: MeasuredStep, name: str, x: Tensor, has_series: boo
 
     Units are on the second axis of images, series and rows, and on the last one of texts.
     """
-    step.note(name, "activation", x)
-    step.note_units(name, x, 1 if x.ndim != 3 or has_series else -1)
+    axis = 1 if x.ndim != 3 or has_series else -1
+    step.note(name, "activation", x, axis if x.ndim > 1 else None)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hookline.training.host_copies import HostCopy
 from hookline.training.record import Kind, MeasuredRow, MeasuredUpdate, TrainingRecord
-from hookline.training.tensor_statistics import TensorMoments, active_units, combined, is_measurable, moments_of
+from hookline.training.tensor_statistics import TensorMoments, combined, is_measurable, moments_of, nonzero_counts
 
 
 class MeasuredStep:
@@ -22,16 +22,15 @@ class MeasuredStep:
         self.has_gradients = False
         """Whether its backward pass has begun."""
 
-    def note(self, point: str, kind: Kind, x: Tensor) -> None:
-        """Measure a tensor; nothing if it has no numbers, or the step has ended."""
-        if self._copy is None and is_measurable(x):
-            self._moments.append((point, kind, moments_of(x)))
-            self.has_gradients = self.has_gradients or kind == "gradient"
-
-    def note_units(self, point: str, x: Tensor, axis: int) -> None:
-        """Note which units of an activation are not 0."""
-        if self._copy is None and is_measurable(x) and x.ndim > 1:
-            self._record.note_units(point, self.number, active_units(x, axis))
+    def note(self, point: str, kind: Kind, x: Tensor, axis: int | None = None) -> None:
+        """Measure a tensor, and which units along an axis are not 0; nothing if it has no numbers, or after the end."""
+        if self._copy is not None or not is_measurable(x):
+            return
+        counts = nonzero_counts(x, axis)
+        self._moments.append((point, kind, moments_of(x, counts)))
+        self.has_gradients = self.has_gradients or kind == "gradient"
+        if axis is not None:
+            self._record.note_units(point, self.number, counts > 0)
 
     def end(self) -> None:
         """The step has ended: begin to copy what was measured."""

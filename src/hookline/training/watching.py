@@ -103,7 +103,7 @@ class Watch(undo.UndoBlock):
 
         return WatchCallback(self)
 
-    @compiling.untraced
+    @compiling.outside_compiler
     def _begin(self, _module: nn.Module, _args: tuple[Any, ...]) -> None:
         if self._run is not None or not (self._root.training and torch.is_grad_enabled()):
             return
@@ -142,7 +142,7 @@ class Watch(undo.UndoBlock):
 
         return [point.action(note_activation), point.backward_action(note_gradient)]
 
-    @compiling.untraced
+    @compiling.outside_compiler
     def _end_forward(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._leave_run(has_succeeded=output is not None)
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from hookline.transformer.point_table import POINTS
+from hookline.transformer.roles import is_same_role
 
 Stacks: TypeAlias = Mapping[str, int]
 """The stacks of layers that a model has, and how many layers each has.
@@ -146,3 +147,22 @@ def advice(requested: str, stacks: Stacks) -> str:
         what, _, side = role.partition(".")
         return f"It needs a layer: ({requested!r}, 3) or '{part}.{what}.3.{side}'."
     return ""
+
+
+def with_same_roles(requested: str, names: Iterable[str]) -> list[str]:
+    """The native names at the same layer with the same roles: `model.layers.5.mlp` for `transformer.h.5.mlp`."""
+    layer, parts = _split_at_layer(requested)
+    if layer is None or requested.startswith("blocks."):
+        return []
+    splits = {name: _split_at_layer(name) for name in names}
+    return [
+        name
+        for name, (other_layer, other_parts) in splits.items()
+        if other_layer == layer and len(other_parts) == len(parts) and all(map(is_same_role, parts, other_parts))
+    ]
+
+
+def _split_at_layer(name: str) -> tuple[str | None, list[str]]:
+    """The first number in a native name, and the parts after it."""
+    _, layer, rest = [*re.split(r"\.(\d+)(?:\.|$)", name, maxsplit=1), None, ""][:3]
+    return layer, rest.split(".") if rest else []

@@ -12,7 +12,7 @@ from hookline.engine import HookPoint, PermanentHooks, Points, Site
 from hookline.errors import UnavailablePointError, no_match, warn
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.bridge_modules import module_event
-from hookline.transformer.dialects import advice, classic_name, other_names
+from hookline.transformer.dialects import advice, classic_name, other_names, with_same_roles
 from hookline.transformer.find_anatomy import find_anatomy, image_modules
 from hookline.transformer.listing import classic_points
 from hookline.transformer.sites import PointSpec
@@ -95,6 +95,10 @@ class ModelPoints(Points):
 
     def _advice(self, name: str) -> str:
         return advice(self._without_call(name)[0], self._stacks)
+
+    def meant_by(self, name: str) -> list[str]:
+        """The points that a name which is not there may mean: also the modules that have its roles in this model."""
+        return [*super().meant_by(name), *with_same_roles(self._without_call(name)[0], self._native)]
 
     def _without_call(self, name: str) -> tuple[str, str]:
         """A name and the number of its call, with the output of the block for the index of a block."""

@@ -52,6 +52,8 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
 
         def _check_prompt(self, prompt: Any) -> None: ...
 
+        def _are_pixels(self, prompt: Any) -> bool: ...
+
         def _with_images(
             self,
             prompt: Any,
@@ -82,6 +84,11 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
             return {"input_ids": input}
         if input is None and images is None and not keywords:
             raise HooklineError("no input was given: pass text or token ids, or keyword inputs such as input_ids=…")
+        if self._are_pixels(input):
+            if "pixel_values" in keywords:
+                raise HooklineError("the images were given twice: as the input and as pixel_values")
+            with_pixels = {**keywords, "pixel_values": input.to(self.device)}
+            return self._prepared(None, with_pixels, attention_mask, prepend_bos, padding_side, images)
         inputs = dict(keywords)
         prompt, images = self._read(input, images)
         has_text = images is not None or not (prompt is None or isinstance(prompt, Tensor))
@@ -205,6 +212,8 @@ class ModelInputs(WrappedTransformer, TokenHelpers):
     def _for_plan(self, input: Any) -> Any:
         if input is None or isinstance(input, dict):
             return input
+        if self._are_pixels(input):
+            return {"pixel_values": input}
         inputs = self._text_inputs(input, None, None)
         return inputs | self._decoder_inputs(None, inputs)
 

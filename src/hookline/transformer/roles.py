@@ -91,6 +91,18 @@ PROJECTOR = ("multi_modal_projector", "connector", "visual.merger")
 EARLY_PROJECTORS = ("visual.deepstack_merger_list",)
 """Projectors that read earlier layers of the vision tower."""
 
+_TABLES = (
+    *(ATTENTION, CROSS_ATTENTION, MIXER, QUERY, KEY, VALUE, FUSED, OUTPUT),
+    *(MLP, MLP_IN, MLP_LINEAR, MLP_OUT, ROUTER, EXPERTS),
+    *(NORM_BEFORE_ATTENTION, NORM_AFTER_ATTENTION, NORM_BEFORE_MLP, NORM_AFTER_MLP, FINAL_NORM),
+    *(POSITIONS, TOWER, LANGUAGE, PROJECTOR),
+)
+
+
+def is_same_role(name: str, other: str) -> bool:
+    """Whether two names of modules are the same, or are those of one role in different models."""
+    return name == other or any(name in names and other in names for names in _TABLES)
+
 
 def child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
     """The submodule with the first of these (dotted) names that exists; None if none does."""

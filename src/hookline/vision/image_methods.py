@@ -164,6 +164,10 @@ class ImageMethods:
                 f"transformers.{maker}.from_pretrained(…)), or pass pixel_values="
             )
 
+    def _are_pixels(self, prompt: Any) -> bool:
+        """Whether a prompt is the `pixel_values` of a model without text."""
+        return isinstance(prompt, Tensor) and prompt.is_floating_point() and self.is_vision_only
+
     def _check_prompt(self, prompt: Any) -> None:
         """Raise if the prompt is really an image, a mapping, or a text with placeholders but no images."""
         check_no_mapping(prompt)

@@ -21,7 +21,7 @@ from hookline.engine.actions import Action
 from hookline.engine.calls import Calls, Count, running_modules
 from hookline.engine.derived import Effect
 from hookline.engine.helpers import Send, with_needs
-from hookline.engine.hook_actions import HookAction
+from hookline.engine.hook_actions import HookAction, acted_by, count_positions
 from hookline.engine.pass_state import pass_state
 from hookline.engine.schedule import Schedule
 from hookline.engine.taps import Tap, lock
@@ -346,6 +346,7 @@ class StayingHooks:
 
     def __init__(self, actions: list[HookAction], on_exit: Callable[[], None] | None) -> None:
         self._actions, self._on_exit = actions, on_exit
+        self._acted: dict[str, Counter[int | None]] | None = None
         self.errors: list[HookError] = []
         for action in actions:
             action.errors = self.errors
@@ -353,9 +354,19 @@ class StayingHooks:
     @untraced
     def __enter__(self) -> Self:
         leave_compiled_code()
+        self._acted = None
+        count_positions(self._actions)
         AddedHooks([(action.point, action) for action in self._actions])
         return self
 
+    @property
+    def acted(self) -> dict[str, Counter[int | None]]:
+        """Where the edits acted until the context was left: see `Run.acted`."""
+        return acted_by(self._actions) if self._acted is None else self._acted
+
     def __exit__(self, *_: object) -> None:
+        self._acted = acted_by(self._actions)
+        for action in self._actions:
+            action.tally = None
         if self._on_exit is not None:
             self._on_exit()

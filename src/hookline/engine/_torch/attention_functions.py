@@ -42,7 +42,7 @@ class _Noting(TorchFunctionMode):
 def probe() -> None:
     """Attention that is opened computes the same, and shows its softmax instead of itself."""
     x = torch.arange(6.0, dtype=torch.float32).view(3, 1, 2)
-    arguments = (x, x, x, 2, 1, torch.eye(6, 2), None, None, None, False, 0.0, torch.eye(2), None)
+    arguments = (x, x, x, 2, 1, torch.eye(6, 2).to(x), None, None, None, False, 0.0, torch.eye(2).to(x), None)
     expected, _ = WHOLE(*arguments, training=False)
     with _Noting() as noting:
         out, _ = OPENED(*arguments, training=False)

@@ -37,7 +37,7 @@ class _Failing(TorchFunctionMode):
 
 def probe() -> None:
     """Each of them turns on or off what it says."""
-    x, is_on = torch.ones(2, 2), torch.is_grad_enabled()
+    x, is_on = torch.ones(2, 2, dtype=torch.float32), torch.is_grad_enabled()
     set_grad_enabled(not is_on)
     insist(torch.is_grad_enabled() is not is_on, "the gradient mode can be set")
     set_grad_enabled(is_on)

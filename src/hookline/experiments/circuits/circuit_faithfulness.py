@@ -101,7 +101,7 @@ def faithfulness(
         check_per_example(metrics, logits[0])
     values = _measured(Reader(bases[0], pair[0], metrics), runs, masks, pair[0], how)
     if bool(values.isnan().any()):  # a metric that reads other positions when edges are masked
-        values = _measured(Reader(bases[0], pair[0], metrics, all_read=True), runs, masks, pair[0], how)
+        values = _measured(Reader(bases[0], pair[0], metrics, read=range(pair[0].width)), runs, masks, pair[0], how)
     keep = not any(is_one_for_all(metric, logits[0]) for metric in metrics.values())
     shown: dict[str, Any] = {"per_example": how.per_example, "copies": pair[0].copies, "keep": keep}
     info: dict[str, Any] = {"direction": "denoise", "counts": counts, "method": method, "by": by}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, Self, TypeAlias, TypedDict
@@ -17,6 +17,7 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.metric_positions import positions_read
 from hookline.experiments.core.prompts import Prompts
+from hookline.experiments.core.random_changes import CONTROL, DRAWS, extremes, random_variants
 from hookline.experiments.core.sweep import Grid
 from hookline.experiments.metrics import as_metric, value_of
 from hookline.experiments.result import Result
@@ -63,6 +64,13 @@ class CellOptions(ExampleOptions, ResumeOptions, total=False):
     """The options of every experiment with many cells."""
 
 
+class ControlledCellOptions(CellOptions, total=False):
+    """The options of an experiment whose cells are compared with random changes."""
+
+    control: int | Literal["auto"]
+    control_seed: int
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of every experiment with many cells, with their defaults."""
@@ -89,12 +97,36 @@ class Options:
                 raise HooklineError(f"this experiment has no option {name!r}: {hint}")
         return cls(**options)
 
+    def draws(self, cells: Sequence[Sequence[Variant]]) -> int:  # noqa: ARG002
+        """How many random changes these cells are compared with."""
+        return 0
+
     def __post_init__(self) -> None:
         is_number = isinstance(self.batch_size, int) and not isinstance(self.batch_size, bool)
         if self.batch_size != "auto" and not (is_number and self.batch_size >= 1):
             raise HooklineError(f'batch_size is "auto" or a positive number of cells, got {self.batch_size!r}')
         if not isinstance(self.resume, Result | None):
             raise HooklineError(f"resume= takes the Result of an interrupted experiment, got {self.resume!r}")
+
+
+@dataclass(frozen=True)
+class ControlledOptions(Options):
+    """The options of an experiment whose cells are compared with random changes."""
+
+    control: int | Literal["auto"] = "auto"
+    """How many random changes of equal norm the cells are compared with; "auto" is 20, but no more than cells."""
+    control_seed: int = 0
+    """The seed of these changes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_number = isinstance(self.control, int) and not isinstance(self.control, bool)
+        if self.control != "auto" and not (is_number and self.control >= 0):
+            raise HooklineError(f'control is "auto" or a number of random changes, 0 for none, got {self.control!r}')
+
+    def draws(self, cells: Sequence[Sequence[Variant]]) -> int:
+        """As many as requested; by default so few that the experiment does not take twice as long."""
+        return self.control if self.control != "auto" else min(DRAWS, sum(map(any, cells)))
 
 
 def metric_values(metrics: Metrics, logits: Float[Tensor, "batch pos vocab"]) -> Float[Tensor, "metric example"]:
@@ -121,17 +153,14 @@ class Reader:
     """Evaluates metrics on the logits of all prompts, at the positions that the metrics read."""
 
     def __init__(
-        self, bases: Sequence[Baseline], prompts: Prompts, metrics: Metrics, *, all_read: bool = False
+        self, bases: Sequence[Baseline], prompts: Prompts, metrics: Metrics, *, read: Iterable[int] | None = None
     ) -> None:
         self.bases, self.prompts, self.metrics = bases, prompts, metrics
         self.fit = BatchFitter("cells")
         self.logits = prompts.padded([base.logits for base in bases])
         """The logits of the runs that are changed."""
         self.baseline = metric_values(metrics, self.logits)
-        read = torch.full((prompts.width,), all_read)
-        for metric in metrics.values():
-            read |= positions_read(metric, self.logits).cpu()
-        self.read: list[int] = read.nonzero().flatten().tolist()
+        self.read: list[int] = self._positions_read() if read is None else [*read]
         self._buffer = torch.full_like(self.logits, torch.nan)
         self._buffer[:, self.read] = self.logits[:, self.read]
         columns = [[position for position in self.read if position in span] or [span[-1]] for span in prompts.spans]
@@ -141,6 +170,10 @@ class Reader:
             for row_positions, span in zip(columns, prompts.spans, strict=True)
         ]
         """For each prompt, the positions in its text that are read."""
+
+    def _positions_read(self) -> list[int]:
+        read = [positions_read(metric, self.logits).cpu() for metric in self.metrics.values()]
+        return torch.stack(read).any(0).nonzero().flatten().tolist()
 
     def value(self, logits: Sequence[Float[Tensor, "pos vocab"]]) -> Float[Tensor, "metric example"]:
         """The values of the metrics, from the logits of each prompt at the positions that are read; may be NaN."""
@@ -161,10 +194,20 @@ class Reader:
         return value.expand(rows)
 
 
-def reader_of(model: HookedModel, bases: Sequence[Baseline], prompts: Prompts, metric: Any) -> Reader:
-    """A reader of the metric, as the user specified it, on variants of these runs."""
+def reader_of(
+    model: HookedModel,
+    bases: Sequence[Baseline],
+    prompts: Prompts,
+    metric: Any,
+    *,
+    read: Iterable[int] | None = None,
+) -> Reader:
+    """A reader of the metric, as the user specified it, on variants of these runs.
+
+    `read` has the columns that the metric reads, where they are known; otherwise it is run to find them.
+    """
     logits = prompts.padded([base.logits for base in bases])
-    return Reader(bases, prompts, as_metric(metric, model, logits, None, prompts.tokens, prompts.mask))
+    return Reader(bases, prompts, as_metric(metric, model, logits, None, prompts.tokens, prompts.mask), read=read)
 
 
 def measured(
@@ -195,8 +238,40 @@ def measured(
         copies = reader.prompts.copies if before.axes[-1:] == (axis,) else 1
         before_values = before.values.reshape(len(names), len(grid.variants), -1).repeat_interleave(copies, -1)
         old = before_values.expand_as(old).to(old)
-    measurements, complete = measure(reader, grid.variants, how, old)
-    return result(measurements, complete=complete, keep=keep)
+    has_control = how.resume is not None and CONTROL[0] in how.resume.info
+    draws = 0 if has_control else how.draws(grid.variants)
+    drawn = random_variants(grid.variants, draws, getattr(how, "control_seed", 0))
+    old = torch.cat([old, old.new_full((len(names), len(drawn), old.shape[-1]), torch.nan)], 1)
+    measurements, _ = measure(reader, [*grid.variants, *drawn], how, old)
+    measurements, controls = measurements.split([len(grid.variants), len(drawn)], 1)
+    new = result(measurements, complete=not bool(measurements.isnan().any()), keep=keep)
+    if has_control:
+        return _with_control_of(how.resume, new)
+    return _controlled(new, reader, controls, axis) if drawn and not bool(controls.isnan().any()) else new
+
+
+def _with_control_of(old: Any, new: Result) -> Result:
+    """A result with the control of the one that it continues."""
+    inner, ends = new.by_example, {key: old.info[key] for key in CONTROL}
+    if inner is not None and old.by_example is not None:
+        inner = _with_control_of(old.by_example, inner)
+    return replace(new, info={**new.info, **ends}, by_example=inner)
+
+
+def _controlled(result: Any, reader: Reader, drawn: Float[Tensor, "metric draw example"], axis: str) -> Any:
+    """A result with the range of its control in `info`: that of the means, or for each example where it has them."""
+    if not isinstance(result, Result):
+        return result
+    copies, names, per_example = reader.prompts.copies, list(reader.metrics), axis in result.axes
+    both = [x.unflatten(-1, (-1, copies)).mean(-1) for x in (drawn, reader.baseline.cpu())]
+    values, baseline = both if per_example else [x.mean(-1, keepdim=True) for x in both]
+    low, high = (
+        packed(ends.expand(len(names), -1), {}, names, axis=axis, per_example=per_example, keep=False)
+        for ends in extremes(values, baseline)
+    )
+    ends = dict(zip(CONTROL, (low, high, drawn.shape[1]), strict=True))
+    inner = None if result.by_example is None else _controlled(result.by_example, reader, drawn, axis)
+    return replace(result, info={**result.info, **ends}, by_example=inner)
 
 
 def packed(
@@ -292,7 +367,7 @@ def measure(
     except KeyboardInterrupt:
         return values.cpu(), False
     if missing := _with_nan(values):  # where a metric read more positions than in the baseline
-        full = Reader(reader.bases, reader.prompts, reader.metrics, all_read=True)
+        full = Reader(reader.bases, reader.prompts, reader.metrics, read=range(reader.prompts.width))
         full.fit = reader.fit
         _fill(values, full, variants, missing, how, HiddenBar())
         for name, cells in zip(reader.metrics, values, strict=True):

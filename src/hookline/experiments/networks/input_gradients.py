@@ -115,6 +115,10 @@ def guided_backprop(net: Any, inputs: Any, target: Target = None) -> Any:
     )
 
 
+_OPAQUE = ("DifferentiableGraphBackward", "CompiledFunctionBackward")
+"""The ends of the names of nodes that compute the gradient of several operations."""
+
+
 def _guide(value: Tensor, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> int:
     """Change the gradients that reach each ReLU in the graph of a value; returns how many there are."""
     waiting, seen, count = [value.grad_fn], set[Any](), 0
@@ -123,6 +127,11 @@ def _guide(value: Tensor, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) 
         if node is None or node in seen:
             continue
         seen.add(node)
+        if node.name().endswith(_OPAQUE):
+            raise HooklineError(
+                "guided backpropagation cannot see the ReLUs of a part of this network that was scripted by torch.jit "
+                "or compiled as a function: use the original there"
+            )
         waiting += [before for before, _ in node.next_functions]
         if node.name() == "ReluBackward0":
             node.register_prehook(change)

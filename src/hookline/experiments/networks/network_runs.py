@@ -36,7 +36,7 @@ def wrapped(net: Any) -> Hooked:
 
 @contextmanager
 def attributing(net: Hooked, *, with_grad: bool = True) -> Iterator[None]:
-    """A block for runs that leave nothing behind: running statistics of norms are as before, and gradients are on.
+    """A block for runs that leave nothing behind: buffers and random state are as before, and gradients are on.
 
     Callers may be in `torch.no_grad()` or `torch.inference_mode()`.
     """
@@ -47,8 +47,14 @@ def attributing(net: Hooked, *, with_grad: bool = True) -> Iterator[None]:
             "this network was made in torch.inference_mode(), so torch cannot compute gradients through it: make or "
             "load it outside of that block"
         )
-    statistics = [(buffer, buffer.clone()) for module in _learning(root) for buffer in module.buffers(recurse=False)]
-    with ExitStack() as stack:
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in root.modules()
+        if module.training
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    devices = {parameter.device.index for parameter in root.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices), ExitStack() as stack:
         if any(_is_compiled(module) for module in root.modules()):
             stack.enter_context(net.hooks(fwd_hooks=[("output", _read)]))  # compiled code then runs uncompiled
         if torch.is_inference_mode_enabled() and with_grad:
@@ -58,8 +64,16 @@ def attributing(net: Hooked, *, with_grad: bool = True) -> Iterator[None]:
             yield
         finally:
             with torch.no_grad():
-                for buffer, before in statistics:
-                    buffer.copy_(before)
+                for module, name, buffer, before in buffers:
+                    _put_back(module, name, buffer, before)
+
+
+def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> None:
+    """Give a buffer its values of before. Others are not written to: the caller may have a graph that needs them."""
+    if getattr(module, name) is not buffer:
+        setattr(module, name, buffer)
+    if not torch.equal(buffer, before):
+        buffer.copy_(before)
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -211,6 +225,13 @@ def run_noting(net: Hooked, inputs: NetworkInputs, point: HookPoint, *, as_leaf:
     return output, activations[0]
 
 
+def checked_dim(dim: int, x: Tensor) -> int:
+    """An axis of an activation that is not the batch."""
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -x.ndim <= dim < x.ndim or dim % x.ndim == 0:
+        raise HooklineError(f"dim is an axis of the activation {list(x.shape)} after the batch, not {dim!r}")
+    return dim % x.ndim
+
+
 def wrong_count(point: HookPoint, calls: int) -> HooklineError:
     """The error for a point that does not fire exactly once per forward pass."""
     if not calls:
@@ -243,8 +264,6 @@ class Stacks:
 
     def __init__(self, net: Hooked, varied: Varied, target: NetworkTarget, other: Sequence[Tensor]) -> None:
         self._fit = BatchFitter("variants")
-        self.values_of_other: Tensor | None = None
-        """The target of each row for the other values, if they ran."""
         is_separate = not _learning(net.module) and self._are_separate(varied, target, other)
         self._most = max(1, _at_once(varied)) if is_separate else 1
 
@@ -254,25 +273,34 @@ class Stacks:
             yield from self._fit.parts(range(start, min(start + self._most, count)), run)
 
     def _are_separate(self, varied: Varied, target: NetworkTarget, other: Sequence[Tensor]) -> bool:
-        """Whether a batch behind another one has the output that it has alone."""
+        """Whether two batches that run as one have the outputs that each has alone.
+
+        The first is halfway to the other values: those may be zeros, which many a network that scales by the largest
+        value of the batch leaves as they are.
+        """
         rows = varied.rows
         if any(not x.ndim or len(x) != rows for x in varied.values) or not is_per_row(varied.output, rows):
             return False
-        both = [torch.cat([blank, x]) for blank, x in zip(other, varied.values, strict=True)]
+        halfway = [_halfway(blank, x) for blank, x in zip(other, varied.values, strict=True)]
+        both = [torch.cat([first, x]) for first, x in zip(halfway, varied.values, strict=True)]
         try:
             with torch.no_grad():
-                output = varied.run(both, 2)
+                output, first_output = varied.run(both, 2), varied.run(halfway)
         except (RuntimeError, ValueError, IndexError, AssertionError, HooklineError):  # a network for one size of batch
             return False
-        if not is_per_row(output, 2 * rows):
+        if not is_per_row(output, 2 * rows) or not is_per_row(first_output, rows):
             return False
-        alone, both_values = target.per_group(varied.output)[0], target.per_group(output, 2)
-        if not _are_close(alone, both_values[1]):
+        alone = torch.cat([target.per_group(first_output), target.per_group(varied.output)])
+        both_values = target.per_group(output, 2)
+        if not all(map(_are_close, alone, both_values)):
             return False
-        self.values_of_other = both_values[0]
         with torch.no_grad():
             varied.skip(both, lambda output: _are_close(both_values, target.per_group(output, 2)))
         return True
+
+
+def _halfway(other: Tensor, x: Tensor) -> Tensor:
+    return torch.lerp(other, x, 0.5) if x.is_floating_point() else other
 
 
 def _at_once(varied: Varied) -> int:

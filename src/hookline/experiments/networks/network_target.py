@@ -110,9 +110,10 @@ class NetworkTarget:
             raise HooklineError(
                 f"target has the shape {list(index.shape)} for {how_many(self.rows, 'row')}: pass one each"
             )
+        index = index.to(logits.device, torch.long)
         if ((index < -classes) | (index >= classes)).any():
             raise HooklineError(f"target {target!r} is out of range: the output has {classes} values per row")
-        return (index.to(logits.device, torch.long) % classes).expand(self.rows)
+        return (index % classes).expand(self.rows)
 
 
 def split(output: Any, rows: int, groups: int) -> list[Any]:

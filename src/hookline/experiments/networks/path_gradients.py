@@ -55,7 +55,7 @@ def integrated_gradients(
         chosen = NetworkTarget(target, varied.output, varied.rows)
         stacks = Stacks(wrapper, varied, chosen, starts)
         values = _integrated(varied, starts, chosen, stacks, steps)
-        error = _error(varied, starts, chosen, stacks, values)
+        error = _error(varied, starts, chosen, values)
     info = {"about": "integrated gradients", "target": chosen.text, "steps": steps, "error": error}
     if at is not None:
         axes = axes_of(activation.point, values[0])
@@ -93,9 +93,22 @@ def _ids_place(inputs: NetworkInputs, baseline: Any) -> int | None:
     """The integer input that a baseline has the shape of, if it is token ids."""
     if not isinstance(baseline, Tensor) or baseline.is_floating_point() or not baseline.ndim:
         return None
-    for place, value in enumerate(inputs.values):
-        if isinstance(value, Tensor) and not value.is_floating_point() and value.shape[-1:] == baseline.shape[-1:]:
-            return place
+    places = [
+        place
+        for place, value in enumerate(inputs.values)
+        if isinstance(value, Tensor) and not value.is_floating_point() and value.shape[-1:] == baseline.shape[-1:]
+    ]
+    names = inputs.names or ()
+    if "input_ids" in names and names.index("input_ids") in places:
+        return names.index("input_ids")
+    if len(places) > 1 and names:
+        candidates = ", ".join(repr(names[place]) for place in places)
+        raise HooklineError(
+            f"a baseline of token ids may be for {candidates}: pass the activation that the baseline has at the point, "
+            f"from net.cache(…)"
+        )
+    if places:
+        return places[0]
     shapes = [list(value.shape) for value in inputs.values if isinstance(value, Tensor)]
     raise HooklineError(f"a baseline of token ids has the shape of the input, {shapes}, not {list(baseline.shape)}")
 
@@ -133,11 +146,9 @@ def _like(numbers: np.ndarray, x: Tensor) -> Tensor:
     return torch.as_tensor(numbers, dtype=x.dtype, device=x.device)
 
 
-def _error(varied: Varied, starts: list[Tensor], target: NetworkTarget, stacks: Stacks, values: list[Tensor]) -> float:
+def _error(varied: Varied, starts: list[Tensor], target: NetworkTarget, values: list[Tensor]) -> float:
     """How far the sum over all values is from the change of the target, at most over the rows."""
-    start = stacks.values_of_other
     with torch.no_grad():
-        start = target.per_group(varied.run(starts))[0] if start is None else start
-        change = target.per_group(varied.output)[0] - start
+        change = target.per_group(varied.output)[0] - target.per_group(varied.run(starts))[0]
     sums = torch.stack([value.flatten(1).sum(1) for value in values]).sum(0)
     return float((change.to(sums) - (sums if change.ndim else sums.sum())).abs().max())

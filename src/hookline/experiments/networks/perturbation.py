@@ -14,7 +14,14 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
 from hookline.experiments.networks.image_result import ImageResult, image_among, network_result
 from hookline.experiments.networks.network_inputs import NetworkInputs
-from hookline.experiments.networks.network_runs import Stacks, VariedActivation, VariedInputs, attributing, wrapped
+from hookline.experiments.networks.network_runs import (
+    Stacks,
+    VariedActivation,
+    VariedInputs,
+    attributing,
+    checked_dim,
+    wrapped,
+)
 from hookline.experiments.networks.network_target import NetworkTarget, Target
 from hookline.progress import progress_bar
 
@@ -159,9 +166,7 @@ def ablate_channels(
     with attributing(wrapper, with_grad=False), torch.no_grad():
         varied = VariedActivation(wrapper, batch.changed(torch.clone), at)
         x = varied.values[0]
-        if isinstance(dim, bool) or not -x.ndim <= dim < x.ndim or dim % x.ndim == 0:
-            raise HooklineError(f"dim is an axis of the activation {list(x.shape)} after the batch, not {dim!r}")
-        axis, chosen = dim % x.ndim, NetworkTarget(target, varied.output, varied.rows)
+        axis, chosen = checked_dim(dim, x), NetworkTarget(target, varied.output, varied.rows)
         whole = chosen.per_row(varied.output)[0]
 
         def run(part: Any) -> Tensor:

@@ -14,6 +14,7 @@ from hookline.experiments.networks.image_result import axes_of, image_among, net
 from hookline.experiments.networks.network_inputs import NetworkInputs
 from hookline.experiments.networks.network_runs import (
     attributing,
+    checked_dim,
     key_of,
     leaf_of,
     point_at,
@@ -48,7 +49,7 @@ def grad_cam(
             f"Grad-CAM needs an activation with channels and places; {point.name!r} has the shape "
             f"{list(activation.shape)}: use gradient_x_activation"
         )
-    channels_first = [x.movedim(_checked_dim(dim, x), 1) for x in (activation, gradient)]
+    channels_first = [x.movedim(checked_dim(dim, x), 1) for x in (activation, gradient)]
     weights = channels_first[1].flatten(2).mean(-1).reshape(*channels_first[1].shape[:2], *[1] * (activation.ndim - 2))
     heat = (weights * channels_first[0]).sum(1).clamp(min=0)
     images = image_among(batch.values)
@@ -63,14 +64,6 @@ def _enlarged(heat: Tensor, images: Tensor | None) -> Tensor:
     if images is None or heat.ndim != 3:
         raise HooklineError('size="input" is for maps of images, inputs of shape [batch, channel, height, width]')
     return interpolate(heat[:, None].float(), size=images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
-
-
-def _checked_dim(dim: int, x: Tensor) -> int:
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim % x.ndim == 0 or not -x.ndim <= dim < x.ndim:
-        raise HooklineError(
-            f"dim is an axis of the activation [{', '.join(map(str, x.shape))}] after the batch, not {dim!r}"
-        )
-    return dim
 
 
 def _activation_and_gradient(

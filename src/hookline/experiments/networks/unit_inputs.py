@@ -14,6 +14,7 @@ from hookline.experiments.networks.image_result import ImageResult, image_among,
 from hookline.experiments.networks.network_inputs import NetworkInputs
 from hookline.experiments.networks.network_runs import (
     attributing,
+    checked_dim,
     point_at,
     run_noting,
     target_gradients,
@@ -100,8 +101,9 @@ def _mean_activation(wrapper: Any, point: Any, x: Tensor, channel: int, dim: int
 
 
 def _of_channel(activation: Tensor, channel: int, dim: int) -> Tensor:
+    axis = checked_dim(dim, activation)
     try:
-        return activation.select(dim, channel)
+        return activation.select(axis, channel)
     except (IndexError, TypeError) as error:
         raise HooklineError(
             f"the activation has the shape {list(activation.shape)}, and no channel {channel!r} along axis {dim!r}"

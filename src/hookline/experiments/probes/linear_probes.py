@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hookline.edits import add, project_out
@@ -17,6 +17,7 @@ from hookline.engine import HookPoint
 from hookline.errors import HooklineError, warn
 from hookline.experiments.core.labels import Label, about, find_label, listed
 from hookline.experiments.core.sweep import sweep_points
+from hookline.experiments.probes.attention_pool import attention_pool, text_softmax, text_sums
 from hookline.experiments.probes.linear_fits import Linear, class_means, logistic, means_of, ridge, sparse
 from hookline.experiments.probes.probe_rows import ProbeRows, probe_rows
 from hookline.experiments.probes.prompt_split import Split, class_numbers, shuffled, split_prompts
@@ -28,8 +29,9 @@ from hookline.model import HookedModel
 from hookline.text.token_positions import Positions, last
 
 Method: TypeAlias = Literal["logistic", "ridge", "mean_difference", "sparse"]
+Pool: TypeAlias = Literal["attention"]
 METHODS = ("logistic", "ridge", "mean_difference", "sparse")
-PENALTY, K = 0.1, 8
+PENALTY, POOL_PENALTY, K = 0.1, 0.001, 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,6 +57,8 @@ class Probes(Result):
     bias: Float[Tensor, "layer class"] = field(default_factory=lambda: torch.zeros(0, 0))
     means: Float[Tensor, "layer class d"] = field(default_factory=lambda: torch.zeros(0, 0, 0))
     """The mean activation of the training prompts of each class."""
+    queries: Float[Tensor, "layer d"] | None = None
+    """Of probes that pool over positions: where they look. A position counts as the softmax of `x @ query`."""
     held_out: list[int] = field(default_factory=list)
     """The numbers of the prompts that were held out."""
 
@@ -104,24 +108,83 @@ class Probes(Result):
             raise HooklineError(f"the probe of layer {layer} is zero: there is nothing to project out")
         return [(self.points[at], project_out(unit, pos=pos)) for unit in units]
 
-    def scores(self, layer: int, x: Float[Tensor, "*place d"]) -> Float[Tensor, "*place class"]:
-        """The score of each class for activations at a layer: the largest is the prediction."""
+    def functional(self, layer: int, label: Label | None = None) -> tuple[str, Float[Tensor, " d"], Float[Tensor, ""]]:
+        """The point of a layer, and weight and bias of one score there: of two classes the second minus the first."""
+        at, of = self._layer(layer), self._class(label)
+        weight, bias = self.weights[at], self.bias[at]
+        if len(self.classes) == 2:
+            return self.points[at], weight[of] - weight[1 - of], bias[of] - bias[1 - of]
+        return self.points[at], weight[of], bias[of]
+
+    def query(self, layer: int) -> Float[Tensor, " d"] | None:
+        """The query of a layer, if the probes pool over positions."""
+        return None if self.queries is None else self.queries[self._layer(layer)]
+
+    def scores(
+        self, layer: int, x: Float[Tensor, "*place d"], mask: Bool[Tensor, "*text position"] | None = None
+    ) -> Float[Tensor, "*scored class"]:
+        """The score of each class for activations at a layer: the largest is the prediction.
+
+        Probes that pool score whole texts, `[*text, position, d]`, without the positions where `mask` is False.
+        """
         at = self._layer(layer)
-        return x.to(self.weights) @ self.weights[at].T + self.bias[at]
+        scores = x.to(self.weights) @ self.weights[at].T + self.bias[at]
+        if self.queries is not None:
+            return (self.attention(layer, x, mask)[..., None] * scores).sum(-2)
+        if mask is not None:
+            raise HooklineError("mask is for probes that pool over positions: these score each position by itself")
+        return scores
+
+    def attention(
+        self, layer: int, x: Float[Tensor, "*text position d"], mask: Bool[Tensor, "*text position"] | None = None
+    ) -> Float[Tensor, "*text position"]:
+        """How much each position of a text counts for probes that pool: the weights add up to 1."""
+        query = self.query(layer)
+        if query is None:
+            raise HooklineError('these probes do not pool over positions: pass pool="attention" to probes.fit')
+        logits = x.to(query) @ query
+        return (logits if mask is None else logits.masked_fill(~mask.bool(), -torch.inf)).softmax(-1)
+
+    def predict(
+        self, model: HookedModel, texts: Any, layer: int | None = None, *, pos: Positions = last, batch_size: int = 16
+    ) -> list[Label]:
+        """The class of each text, by the probe of a layer: by default, of the highest held-out accuracy.
+
+        Several positions of a text decide by their mean score, or, if the probes pool, by that of the pool.
+        """
+        at = int(self.values.argmax()) if layer is None else self._layer(layer)
+        point = model.point(self.points[at])
+        rows = probe_rows(model, texts, [point], self._positions(pos), batch_size)
+        scores = self._row_scores(at, rows, point)
+        if self.queries is None:
+            scores = text_sums(scores * rows.weights()[:, None], rows.prompt)
+        return [self.classes[number] for number in scores.argmax(-1).tolist()]
+
+    def _positions(self, pos: Positions) -> Positions:
+        return _pooled_positions(pos) if self.queries is not None else pos
+
+    def _row_scores(self, at: int, rows: ProbeRows, point: HookPoint) -> Float[Tensor, "row class"]:
+        """The scores of all rows at a point; of all prompts, if the probes pool."""
+        x = _checked(rows.at(point), point)
+        scores = x @ self.weights[at].double().T + self.bias[at].double()
+        if self.queries is None:
+            return scores
+        return text_sums(scores * text_softmax(x @ self.queries[at].double()[:, None], rows.prompt), rows.prompt)
 
     def evaluate(
         self, model: HookedModel, texts: Any, labels: Sequence[Any], *, pos: Positions = last, batch_size: int = 16
     ) -> Result:
         """The accuracy on other prompts, by layer: texts of another kind show what a probe really reads."""
         points = [model.point(name) for name in self.points]
-        rows = probe_rows(model, texts, points, pos, batch_size)
+        rows = probe_rows(model, texts, points, self._positions(pos), batch_size)
         classes, number = class_numbers([*labels, *self.classes], rows.prompts + len(self.classes))
         if classes != self.classes:
             raise HooklineError(f"the labels {listed(set(classes) - {*self.classes})} are not classes of this probe")
         accuracies = []
+        scored = rows if self.queries is None else rows.pooled()
         for at, point in enumerate(points):
-            scores = _checked(rows.at(point), point) @ self.weights[at].double().T + self.bias[at].double()
-            accuracies.append(_accuracy(scores[None], number[None, : rows.prompts], rows, None))
+            scores = self._row_scores(at, rows, point)
+            accuracies.append(_accuracy(scores[None], number[None, : rows.prompts], scored, None))
         values = torch.stack(accuracies)[:, 0]
         return Result(
             values, ("layer",), {"layer": [*self.layers]}, "accuracy", about(model, "probes on other prompts")
@@ -131,6 +194,7 @@ class Probes(Result):
         """Write the probes and their accuracy to a safetensors file."""
         plain, inner = self._split_info()
         tensors = {name: getattr(self, name) for name in ("values", "weights", "bias", "means")}
+        tensors |= {} if self.queries is None else {"queries": self.queries}
         tensors |= {f"info.{key}": value.values for key, value in inner.items()}
         lists = {name: getattr(self, name) for name in ("classes", "layers", "points", "held_out")}
         heads = {key: value._header() for key, value in inner.items()}
@@ -174,6 +238,7 @@ def fit(
     pos: Positions = last,
     *,
     method: Method = "logistic",
+    pool: Pool | None = None,
     layers: Sequence[int] | None = None,
     penalty: float | None = None,
     k: int | None = None,
@@ -198,13 +263,18 @@ def fit(
     nearest class mean), or "sparse" (logistic on the `k` dimensions that separate the classes best). `penalty` applies
     to weights of standardized activations.
 
+    With `pool="attention"`, a probe reads all positions of a prompt, or those of another `pos`: a learned query weighs
+    them, as one head of attention would, and the probe classifies the weighted mean. It finds evidence that is at one
+    token, wherever that is.
+
     A share `test` of the prompts is held out, of each class; prompts with the same tokens, and those of one of the
     `groups` (templates, topics, …), are on the same side. `controls` probes are fitted on labels that are shuffled
     among prompts: what they reach on held-out prompts needs no information about the labels.
     """
     by_layer = _points(model, points, layers)
-    how = _Fit.checked(method, penalty, k, controls)
-    rows = probe_rows(model, texts, list(by_layer.values()), pos, batch_size)
+    how = _Fit.checked(method, pool, penalty, k, controls)
+    positions = pos if pool is None else _pooled_positions(pos)
+    rows = probe_rows(model, texts, list(by_layer.values()), positions, batch_size)
     split = split_prompts(labels, rows.same, groups, test, seed)
     problems = torch.cat([split.label[None], shuffled(split.label, rows.same, controls, seed)])
     device = model.cfg.device if model.cfg.device.type == "cuda" else torch.device("cpu")
@@ -220,6 +290,7 @@ class _Layer:
 
     linear: Linear
     means: Tensor
+    query: Tensor | None
     trained: Float[Tensor, " problem"]
     held_out: Float[Tensor, " problem"]
 
@@ -229,13 +300,18 @@ class _Fit:
     """How probes are fitted."""
 
     method: Method
+    pool: Pool | None
     penalty: float
     k: int
 
     @classmethod
-    def checked(cls, method: Any, penalty: float | None, k: int | None, controls: Any) -> _Fit:
+    def checked(cls, method: Any, pool: Any, penalty: float | None, k: int | None, controls: Any) -> _Fit:
         if method not in METHODS:
             raise HooklineError(f"method must be one of {listed(METHODS)}, got {method!r}")
+        if pool not in (None, "attention"):
+            raise HooklineError(f'pool is "attention", or None for a probe of each position; got {pool!r}')
+        if pool is not None and method != "logistic":
+            raise HooklineError(f'pool="attention" is for method="logistic", not for {method!r}')
         if penalty is not None and (method == "mean_difference" or not 0 < penalty < float("inf")):
             raise HooklineError(
                 f"penalty must be a positive number, and does not apply to class means; got {penalty!r}"
@@ -244,15 +320,19 @@ class _Fit:
             raise HooklineError(f'k is a number of dimensions, and applies to method="sparse"; got {k!r}')
         if isinstance(controls, bool) or not isinstance(controls, int) or controls < 1:
             raise HooklineError(f"controls is how often labels are shuffled, at least once; got {controls!r}")
-        return cls(method, PENALTY if penalty is None else penalty, K if k is None else k)
+        default = PENALTY if pool is None else POOL_PENALTY
+        return cls(method, pool, default if penalty is None else penalty, K if k is None else k)
 
     def info(self) -> dict[str, Any]:
         options = {"mean_difference": (), "sparse": ("penalty", "k")}.get(self.method, ("penalty",))
-        return {"method": self.method, **{name: getattr(self, name) for name in options}}
+        pooling = {} if self.pool is None else {"pool": self.pool}
+        return {"method": self.method, **pooling, **{name: getattr(self, name) for name in options}}
 
     def layer(self, rows: ProbeRows, point: HookPoint, split: Split, problems: Tensor, device: torch.device) -> _Layer:
         """Fit the probes of one layer."""
         x = _checked(rows.at(point), point)
+        if self.pool is not None:
+            return self._pooled(rows, x.to(device), split, problems.to(device))
         is_train = ~split.is_test[rows.prompt]
         share = rows.weights()[is_train]
         training_rows, share = x[is_train].to(device), (share / share.sum()).to(device)
@@ -260,7 +340,22 @@ class _Fit:
         linear, means = self._linear(training_rows, share, labels, point), means_of(training_rows, share, labels[:1])[0]
         scores = linear.scores(x.to(device)).cpu()
         trained, held_out = (_accuracy(scores, problems, rows, which) for which in (~split.is_test, split.is_test))
-        return _Layer(linear, means.cpu(), trained, held_out)
+        return _Layer(linear, means.cpu(), None, trained, held_out)
+
+    def _pooled(self, rows: ProbeRows, x: Tensor, split: Split, problems: Tensor) -> _Layer:
+        """Fit the probes of one layer that pool over the rows of each prompt."""
+        is_train, text = ~split.is_test[rows.prompt].to(x.device), rows.prompt.to(x.device)
+        labels = torch.nn.functional.one_hot(problems, len(split.classes)).to(x)
+        _, training_text = text[is_train].unique(return_inverse=True)
+        is_training_text = ~split.is_test.to(x.device)
+        fitted = attention_pool(x[is_train], training_text, labels[:, is_training_text], self.penalty)
+        scores, weights = fitted.scores(x, text).cpu(), text_softmax(x @ fitted.queries[0][:, None], text)
+        share = is_training_text / is_training_text.sum()
+        means = means_of(text_sums(x * weights, text), share.to(x), labels[:1])[0]
+        trained, held_out = (
+            _accuracy(scores, problems.cpu(), rows.pooled(), which) for which in (~split.is_test, split.is_test)
+        )
+        return _Layer(fitted.linear, means.cpu(), fitted.queries[0].cpu(), trained, held_out)
 
     def _linear(self, x: Tensor, share: Tensor, labels: Tensor, point: HookPoint) -> Linear:
         match self.method:
@@ -293,6 +388,7 @@ def _result(
     info["control_trained"] = curve(
         [part.trained[1:].mean() for part in parts], "accuracy on training prompts with shuffled labels"
     )
+    queries = [part.query for part in parts if part.query is not None]
     return Probes(
         torch.stack([part.held_out[0] for part in parts]),
         *(("layer",), coords, "accuracy", info),
@@ -302,8 +398,14 @@ def _result(
         weights=torch.stack([part.linear.weights[0].cpu() for part in parts]).float(),
         bias=torch.stack([part.linear.bias[0].cpu() for part in parts]).float(),
         means=torch.stack([part.means for part in parts]).float(),
+        queries=torch.stack(queries).float() if queries else None,
         held_out=split.is_test.nonzero().flatten().tolist(),
     )
+
+
+def _pooled_positions(pos: Positions) -> Positions:
+    """The positions of a pool: all, unless others than the default are chosen."""
+    return None if pos is last else pos
 
 
 def _points(model: HookedModel, kind: Any, layers: Sequence[int] | None) -> dict[int, HookPoint]:

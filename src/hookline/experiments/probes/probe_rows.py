@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,10 @@ class ProbeRows:
     def weights(self) -> Float[Tensor, " row"]:
         """The weight of each row, so that all prompts count the same."""
         return 1 / torch.bincount(self.prompt, minlength=self.prompts).double()[self.prompt]
+
+    def pooled(self) -> ProbeRows:
+        """One row for each prompt, as probes that pool have."""
+        return replace(self, prompt=torch.arange(self.prompts))
 
 
 def probe_rows(

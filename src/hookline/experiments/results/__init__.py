@@ -1,1 +1,1 @@
-"""What a `Result` shows of its values: the largest cells, plots and pages."""
+"""What a `Result` does with its values: statistics, arithmetic, the largest cells, files, plots and pages."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from hookline.errors import HooklineError
-from hookline.experiments.result import BASELINES, Result
+from hookline.experiments.result import Result
 from hookline.experiments.results.plot_layout import (
     LOG_AXES,
     SEQUENCES,
@@ -19,6 +19,7 @@ from hookline.experiments.results.plot_layout import (
     value_range,
     within_noise,
 )
+from hookline.experiments.results.statistics import BASELINES
 from hookline.pages.html_page import HtmlPage, figure
 from hookline.pages.tensors import packed_tensor
 

@@ -16,17 +16,24 @@ Examples: TypeAlias = Float[Tensor, "*cell example"]
 Cells: TypeAlias = Float[Tensor, "*cell"]
 
 RESAMPLES = 2000
+FEW = 8
+"""With fewer examples, resamples are too alike: means of two examples have three values."""
 _SEED = 0
 _ROOM = 2**23
 """Means of resamples that are held at a time."""
 
 
+def finite(examples: Examples) -> Float[Tensor, "*cell example"]:
+    """The examples in double precision. A cell with an infinite example has no spread: all of its examples are NaN."""
+    values = examples.double()
+    return values.masked_fill(values.isinf().any(-1, keepdim=True), torch.nan)
+
+
 def std(examples: Examples) -> Cells:
-    """The standard deviation over examples (ddof 1); NaN with fewer than two."""
-    mean = examples.double().nanmean(-1, keepdim=True)
-    count = counts(examples)
-    squares = (examples.double() - mean).square().nansum(-1)
-    return torch.where(count > 1, squares / (count - 1).clamp(min=1), torch.nan).sqrt()
+    """The standard deviation over examples (ddof 1); NaN with fewer than two, or with an infinite one."""
+    scaled, scale = _scaled(finite(examples))
+    count = counts(scaled)
+    return torch.where(count > 1, scaled.square().nansum(-1) / (count - 1).clamp(min=1), torch.nan).sqrt() * scale
 
 
 def sem(examples: Examples) -> Cells:
@@ -39,24 +46,37 @@ def counts(examples: Examples) -> Cells:
     return (~examples.isnan()).double().sum(-1)
 
 
+def _scaled(values: Float[Tensor, "*cell example"]) -> tuple[Float[Tensor, "*cell example"], Cells]:
+    """Distances from the mean, as parts of the largest one of the cell: squares and float32 have room for them."""
+    distances = values - values.nanmean(-1, keepdim=True)
+    largest = distances.abs().nan_to_num(0.0).amax(-1)
+    return distances / torch.where(largest > 0, largest, 1.0)[..., None], largest
+
+
 def interval(examples: Examples, level: float, method: IntervalMethod) -> tuple[Cells, Cells]:
-    """The bounds of the mean of each cell; NaN with fewer than two examples."""
+    """The bounds of the mean of each cell; NaN with fewer than two examples, or with an infinite one."""
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
         raise HooklineError(f"level is the share of intervals that contain the true mean, such as 0.95, got {level!r}")
     if method not in ("bootstrap", "normal"):
         raise HooklineError(f'method is "bootstrap" or "normal", got {method!r}')
-    mean = examples.double().nanmean(-1)
+    values = finite(examples)
+    mean, error, count = values.nanmean(-1), sem(values), counts(values)
     if method == "normal":
-        reach = torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)) * sem(examples)
+        reach = torch.special.ndtri(torch.tensor(0.5 + level / 2, dtype=torch.float64)) * error
         return mean - reach, mean + reach
-    flat = (examples.double() - mean[..., None]).flatten(0, -2).float() if examples.ndim > 1 else None
-    flat = (examples.double() - mean).float()[None] if flat is None else flat
+    reach = student_t.quantile(0.5 + level / 2, count - 1) * error
+    low, high = _bootstrapped(values, level)
+    return torch.where(count < FEW, mean - reach, mean + low), torch.where(count < FEW, mean + reach, mean + high)
+
+
+def _bootstrapped(values: Float[Tensor, "*cell example"], level: float) -> tuple[Cells, Cells]:
+    """The bounds by bootstrap, as distances from the mean."""
+    scaled, scale = _scaled(values)
+    flat = scaled.float().reshape(-1, scaled.shape[-1])
     draws = _draws(flat.shape[-1])
-    per_part = max(1, _ROOM // RESAMPLES)
-    parts = [_quantiles(part, draws, level) for part in flat.split(per_part)]
-    low, high = (torch.cat(bounds).double().reshape(mean.shape) for bounds in zip(*parts, strict=True))
-    has_two = counts(examples) > 1
-    return torch.where(has_two, mean + low, torch.nan), torch.where(has_two, mean + high, torch.nan)
+    parts = [_quantiles(part, draws, level) for part in flat.split(max(1, _ROOM // RESAMPLES))]
+    low, high = (torch.cat(bounds).double().reshape(scale.shape) * scale for bounds in zip(*parts, strict=True))
+    return low, high
 
 
 def _draws(n: int) -> Float[Tensor, "resample example"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.results import student_t
-from hookline.experiments.results.intervals import Cells, Examples, counts, sem
+from hookline.experiments.results.intervals import Cells, Examples, counts, finite, sem
 
 PairedTest: TypeAlias = Literal["t", "sign-flip"]
 
@@ -28,14 +28,22 @@ def test_for(n: int, test: str) -> PairedTest:
     return "sign-flip" if test == "sign-flip" or (test == "auto" and n <= FEW) else "t"
 
 
+def paired_differences(ours: Examples, theirs: Tensor) -> Examples:
+    """The difference of each example; infinite, not missing, where both values are the same infinity."""
+    differences = ours - theirs
+    is_undefined = differences.isnan() & ~ours.isnan() & ~theirs.isnan()
+    return differences.masked_fill(is_undefined, torch.inf)
+
+
 def p_values(differences: Examples, test: PairedTest) -> Cells:
-    """The two-sided p of each cell; NaN with fewer than two examples."""
+    """The two-sided p of each cell; NaN with fewer than two examples, or with an infinite one."""
+    differences = finite(differences)
     p = _of_t(differences) if test == "t" else _of_flips(differences)
     return torch.where(counts(differences) > 1, p, torch.nan)
 
 
 def _of_t(differences: Examples) -> Cells:
-    mean, error = differences.double().nanmean(-1), sem(differences)
+    mean, error = differences.nanmean(-1), sem(differences)
     is_flat = error == 0  # all differences are equal: certain, unless they are 0
     p = student_t.two_sided(mean / torch.where(is_flat, 1.0, error), counts(differences) - 1)
     return torch.where(is_flat, (mean == 0).double(), p)
@@ -43,7 +51,7 @@ def _of_t(differences: Examples) -> Cells:
 
 def _of_flips(differences: Examples) -> Cells:
     """The share of all ways to flip the signs of the differences in which their sum is as far from 0."""
-    flat = differences.double().reshape(-1, differences.shape[-1]).nan_to_num(0.0)
+    flat = differences.reshape(-1, differences.shape[-1]).nan_to_num(0.0)
     signs = _signs(flat.shape[-1])
     parts = []
     for part in flat.split(max(1, _ROOM // len(signs))):

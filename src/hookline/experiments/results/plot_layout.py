@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label
-from hookline.experiments.result import BASELINES, Result
+from hookline.experiments.result import Result
+from hookline.experiments.results.statistics import BASELINES
 
 SEQUENCES = ("layer", "pos", "count", "size", "step", "coefficient")
 """Axes whose neighbors are joined by a line. Labels of other axes are categories, drawn as bars."""

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from hookline.errors import HooklineError
 from hookline.experiments.core.labels import Label, number_text
 from hookline.pages.text_tables import html_table, table
+
+if TYPE_CHECKING:
+    from hookline.experiments.result import Result
+
+Order: TypeAlias = Literal["abs", "value", "lowest", "effect"]
 
 
 class Cell(NamedTuple):
@@ -42,3 +48,19 @@ class TopCells(list[Cell]):
 
     def _repr_html_(self) -> str:
         return html_table(self._rows())
+
+
+def top_of_cells(result: Result, k: int, by: Order | None) -> TopCells:
+    """The top `k` cells, without missing ones; by default those with the largest effect if there is a baseline."""
+    by = by if by is not None else "effect" if result._has_origin() else "abs"
+    orders = {"abs": result.values.abs(), "value": result.values, "lowest": -result.values}
+    if by == "effect":
+        orders["effect"] = (result.values - result._baseline(result._origin())).abs()
+    if by not in orders:
+        raise HooklineError(f'by must be "abs", "value", "lowest" or "effect", got {by!r}')
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise HooklineError(f"top(k) returns the first k cells: k must be a positive integer, got {k!r}")
+    key = orders[by].flatten()
+    order = key.argsort(descending=True, stable=True)
+    done = order[~key[order].isnan()][:k].tolist()
+    return TopCells(Cell(result._labels(at), float(result.values.flatten()[at])) for at in done)

@@ -22,7 +22,7 @@ function pin(app, feature, pos = null) {
 }
 
 // Tokens in the color of their values; the one at `at` is framed.
-function coloredText(texts, values, most, app, { at = -1, linked = false, what = "" } = {}) {
+function coloredText(texts, values, most, app, { at = -1, linked = false, what = "", scale = "one" } = {}) {
   return el("p", { class: "text tokens" }, texts.map((text, nth) => {
     const share = values[nth] / most;
     const node = el("span", {
@@ -30,8 +30,8 @@ function coloredText(texts, values, most, app, { at = -1, linked = false, what =
       onmouseenter: (event) => { tip.show([`“${shown(text)}”: ${what}${number(values[nth], 4)}`], event.clientX, event.clientY, event.target); if (linked) app.link.hover({ pos: nth }); },
       onmouseleave: () => { tip.hide(); if (linked) app.link.hover(null); },
     }, shown(text, true) === text.slice(1) ? text : shown(text));
-    if (share > 0) {
-      const { back, ink } = cellColors(share, "one");
+    if (share > 0 || scale === "zero") {
+      const { back, ink } = cellColors(share, scale);
       Object.assign(node.style, { background: back, color: ink });
     }
     return node;

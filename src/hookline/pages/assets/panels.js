@@ -220,6 +220,22 @@ function pointPanel(app) {
   };
 }
 
+function scoresPanel(app) {
+  if (!app.model.probe) return null;
+  const { points, first } = app.model.probe;
+  return {
+    slot: "scores", title: "Scores of the probe", wide: true,
+    hint: () => "the score of each token; the probe decides for its class above 0",
+    controls: (state) => (points.length < 2 ? [] : [chooser("at", Object.fromEntries(points.map((name) => [name, name])), state.probePoint || first,
+      (probePoint) => app.change({ probePoint }, ["scores"]))]),
+    question: (state) => ({ view: "scores", point: state.probePoint || first }),
+    draw(data) {
+      const { values } = tensor(data.values), most = largest(values);
+      return [coloredText(app.tokens?.tokens.texts ?? [], values, most, app, { at: app.position(), linked: true, what: "score ", scale: "zero" }), legend(most)];
+    },
+  };
+}
+
 function textPanel(app) {
   return {
     slot: "generate", title: "Generated text", cost: 1,
@@ -235,4 +251,4 @@ function textPanel(app) {
   };
 }
 
-const PANELS = [nextPanel, textPanel, lensPanel, headsPanel, attributionPanel, attentionPanel, patchingPanel, pointPanel];
+const PANELS = [nextPanel, textPanel, lensPanel, headsPanel, attributionPanel, attentionPanel, patchingPanel, scoresPanel, pointPanel];

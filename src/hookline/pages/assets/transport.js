@@ -4,7 +4,7 @@
 const EMPTY = {
   prompt: "", other: "", pos: null, src: 0, target: null, versus: null, layer: 0, head: 0,
   measure: "attribution", sweep: "stream", point: "", pointHead: 0, edits: [], theme: "", count: 20, step: 0, from: null,
-  images: [], otherImages: [], image: 0, overlay: "attention", unfolded: false, pointRow: 0, sae: "", feature: null,
+  images: [], otherImages: [], image: 0, overlay: "attention", unfolded: false, pointRow: 0, sae: "", feature: null, probePoint: "",
 };
 const TOO_LONG = ["images", "otherImages"]; // for an address
 

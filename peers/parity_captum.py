@@ -1,6 +1,6 @@
 """Attribution beside captum's: the largest difference, and the time as a ratio, on ten networks.
 
-    python benchmarks/parity_captum.py --captum FOLDER --torchvision FOLDER [--rounds 3] [--only resnet18]
+    python peers/parity_captum.py --captum FOLDER --torchvision FOLDER [--rounds 3] [--only resnet18]
 
 The folders are where captum and torchvision are installed (`pip install --no-deps --target FOLDER …`). They are
 searched after this environment's own, so that both libraries run with the same torch. Weights are random. A difference
