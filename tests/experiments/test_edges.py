@@ -175,6 +175,6 @@ def test_one_metric_only(models) -> None:
 
 def test_models_without_such_edges_are_refused() -> None:
     with pytest.raises(hookline.HooklineError, match="stream"):
-        edges(hookline.hook(encoder("bert", head=True)), tokens(0), tokens(1), METRIC)
+        edge_scores(hookline.hook(encoder("bert", head=True)), tokens(0), tokens(1), METRIC)
     with pytest.raises(hookline.HooklineError, match="attention"):
-        edges(hookline.hook(causal_lm("mamba")), tokens(0), tokens(1), METRIC)
+        edge_scores(hookline.hook(causal_lm("mamba")), tokens(0), tokens(1), METRIC)
