@@ -165,7 +165,7 @@ def test_the_script_prints_the_same_numbers(model, name, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["zero at", "patch region", "tower at", "projector", "steer"])
-@pytest.mark.parametrize("view", [view for view in VIEWS if view not in ("patching", *FEATURE_VIEWS)])
+@pytest.mark.parametrize("view", [view for view in VIEWS if view not in ("patching", "scores", *FEATURE_VIEWS)])
 def test_every_view_takes_such_edits(model, view, name) -> None:
     ask(model, view, edits=(EDITS[name],), point="vision.blocks.2.hook_resid_post", measure="attribution")
 
@@ -189,7 +189,7 @@ def test_other_families(family) -> None:
     assert layout["positions"] == grid.positions.tolist()
     assert range(layout["start"], layout["stop"]) == found.image_token_range(0, text, images=[RED])
     more = {"point": "vision.blocks.0.hook_resid_post", "measure": "stream"}
-    for view in VIEWS.keys() - FEATURE_VIEWS.keys():
+    for view in VIEWS.keys() - FEATURE_VIEWS.keys() - {"scores"}:  # which need a probe: test_scores.py
         given = {**more, "measure": "attribution"} if view == "heads" else more
         json.dumps(answer(found, Question(view, text, text, **urls, **given)))
 

@@ -39,7 +39,7 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site, check_direction, is_chosen, remove_from_contexts
-from hookline.engine.suggestions import meant_by
+from hookline.engine._reports.suggestions import meant_by
 from hookline.engine.taps import lock
 from hookline.errors import (
     HooklineError,

@@ -32,6 +32,8 @@ class Patch(Hook):
     is_pre = False  # on either side of a module it is given the point's tensor
     acted = False
     """Whether the last call included any of its positions."""
+    mask: Tensor | None = None
+    """Which these were, `[row, position]`."""
     head_idx: int | None = None
 
     def __init__(
@@ -73,12 +75,20 @@ class Patch(Hook):
         index = slice(None) if self.head_idx is None else (slice(None), slice(None), self.head_idx)
         patch = at(self.token_idx, self._replaced)
         part = patch(x[index], here.get() or HookPoint())
-        self.acted = patch.acted
+        self.acted, self.mask = patch.acted, self._of_rows(patch.mask)
         if part is None:
             return None
         new = x.clone()
         new[index] = part
         return FIRST.put(output, new)
+
+    def _of_rows(self, mask: Tensor | None) -> Tensor | None:
+        """A mask in the rows that the patch is for."""
+        if mask is None or self.batch_idx is None:
+            return mask
+        rows = torch.zeros_like(mask)
+        rows[self.batch_idx] = mask[self.batch_idx]
+        return rows
 
     def _replaced(self, x: Tensor, hook: HookPoint) -> Tensor | None:
         """The replacement in the shape of `x`, used at its positions only; None if this pass has none of them."""
