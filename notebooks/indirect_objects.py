@@ -57,7 +57,7 @@ for name in (" Mary", " John"):
 # Through what does it read and write? `edges` estimates all connections between components at once, from gradients.
 
 # %%
-found = edges.edges(tiny, clean, corrupted, metric, steps=5)
+found = edges.edge_scores(tiny, clean, corrupted, metric, steps=5)
 print(found.top(5))
 
 # %% [markdown]

@@ -47,11 +47,12 @@ print(honesty)
 plain, opinion, right, wrong = questions(list(CAPITALS)[1::2], shift=3)
 truth = metrics.logit_diff(right, wrong)
 coefficients = [0, 1, 2, 4, 8]
-swept = steering.sweep_layers(model, honesty, opinion, truth, coefficients=coefficients, pos=-1)
+swept = steering.sweep_layers(model, honesty, opinion, truth, coefficients=coefficients, positions=-1)
 swept.plot(title="Logit of the truth minus logit of the opinion", center=0)
 
 # %%
-accuracy = steering.sweep_layers(model, honesty, opinion, metrics.accuracy(right), coefficients=coefficients, pos=-1)
+right_answers = metrics.accuracy(right)
+accuracy = steering.sweep_layers(model, honesty, opinion, right_answers, coefficients=coefficients, positions=-1)
 for layer in range(4):
     print(f"layer {layer}: {' '.join(f'{value:5.0%}' for value in accuracy.sel(layer=layer).values)} are right")
 
@@ -85,7 +86,7 @@ for ax, pos, title in zip(axes, (-1, None), ("added at the last token", "added a
     print(title)
     for name, (prompts, answers) in skills.items():
         found = steering.sweep_layers(
-            model, honesty, prompts, metrics.accuracy(answers), coefficients=coefficients, layers=[2], pos=pos
+            model, honesty, prompts, metrics.accuracy(answers), coefficients=coefficients, layers=[2], positions=pos
         )
         ax.plot(coefficients, found.values[0], marker="o", markersize=3, label=name)
         print(f"  {name:30}", " ".join(f"{value:5.0%}" for value in found.values[0]))
@@ -110,7 +111,7 @@ noise *= honesty.at(2).norm() / noise.norm(dim=-1, keepdim=True)
 pushed = [steering.Directions(each[None], [2]) for each in noise]
 for times in (2, 4):
     shares = [
-        steering.sweep_layers(model, each, opinion, metrics.accuracy(right), coefficients=[times], pos=-1).item()
+        steering.sweep_layers(model, each, opinion, metrics.accuracy(right), coefficients=[times], positions=-1).item()
         for each in pushed
     ]
     print(f"random directions, {times} times: {' '.join(f'{share:4.0%}' for share in shares)}")

@@ -131,7 +131,7 @@ def is_true(given: tuple[HookedTransformer, Tensor, Tensor, Any], scores: EdgeSc
     model, *prompts, _ = given
     patched: set[tuple[str, str]] = set()
     for direction in ("denoise", "noise"):
-        sample = edges.edges(*given, direction=direction, check=len(scores)).info["sample"]
+        sample = edges.edge_scores(*given, direction=direction, check=len(scores)).info["sample"]
         patched |= {(cell["sender"], cell["receiver"]) for cell in sample if abs(cell["true"]) > 1e-4}
     both = [sender_outputs(model, Prompts.of_rows(list(each)))[1] for each in prompts]
     for sender, receiver in patched:
@@ -174,7 +174,7 @@ def main() -> None:
         model, found, _ = compiled(program)
         clean, corrupted = prompts(program, found, model, asked.prompts)
         given = model, clean, corrupted, lead(model(clean).detach())
-        each = [edges.edges(*given, steps=steps, check=0) for steps in counts]
+        each = [edges.edge_scores(*given, steps=steps, check=0) for steps in counts]
         true = is_true(given, each[0])
         curve = circuits.faithfulness(*given, each[-1], [0, float(true.double().mean()), 1])
         print(f"{name:<12}{model.cfg.n_layers:>7}{len(true):>7}{int(true.sum()):>6}", end="")

@@ -26,7 +26,8 @@ LAYERS = (
         "edits",
         "transformer",
     ),
-    *("weights", "vision", "residual", "rerun", "compiled", "generation", "model", "loading"),
+    *("weights", "vision", "residual", "rerun", "compiled"),
+    *("model_options", "run_methods", "generation", "model", "loading"),
     *("store", "sae", "experiments", "training", "compat", "migrate", "evaluation", "explore", "demo", "doctor", "cli"),
 )
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

@@ -187,9 +187,9 @@ def test_options_that_cannot_be_used() -> None:
         hookline.load("tinyworld", revision="x")
     with pytest.raises(hookline.HooklineError, match="device='nowhere'"):
         hookline.load("tinyworld", device="nowhere")
-    with pytest.raises(hookline.HooklineError, match=r"'devise'.*device=\?"):
+    with pytest.raises(hookline.HooklineError, match=r"'devise'.*'device'"):
         hookline.load("tinyworld", devise="cpu")
-    with pytest.raises(hookline.HooklineError, match=r"'zzz'$"):
+    with pytest.raises(hookline.HooklineError, match="'zzz'"):
         hookline.load("tinyworld", zzz=1)
 
 

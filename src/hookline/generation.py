@@ -6,14 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from hookline.engine import Record, Recorder, Run, compiling, open_runs
 from hookline.errors import HooklineError
+from hookline.functions.listed_options import lists
 from hookline.hooks.scores import Score
+from hookline.model_options import (
+    CompileKeywords,
+    GenerateOptions,
+    GenerationCacheOptions,
+    ManyPrompts,
+    OnePrompt,
+    StreamOptions,
+)
 from hookline.text.chats import Chat
 from hookline.text.forward_pass import begin_pass, whole_text
 from hookline.text.generate_calls import check_generated_output, check_generation
@@ -27,11 +37,16 @@ if TYPE_CHECKING:
     from hookline.residual import ModelCache
 
 
+_COMPILE = SimpleNamespace(backend="inductor", limit=8)
+"""Defaults of `compile` other than None. Not read from its own options: these import torch's compiler."""
+
+
 @compiling.verbs
 class GenerationMethods(ModelInputs):
     """A base of `HookedModel`."""
 
-    def compile(self, **options: Any) -> CompiledRuns:  # type: ignore[override]
+    @lists(CompileKeywords, _COMPILE)
+    def compile(self, **options: Unpack[CompileKeywords]) -> CompiledRuns:  # type: ignore[override]
         """Run in compiled graphs from now on, wherever that gives the same result; hooks included.
 
             model.compile()
@@ -49,8 +64,9 @@ class GenerationMethods(ModelInputs):
         runs = vars(self)["_compiled_runs"] = executor.compiled_runs(self._points, options)
         return runs
 
+    @lists(CompileKeywords, _COMPILE)
     @contextmanager
-    def compiled(self, **options: Any) -> Iterator[CompiledRuns]:
+    def compiled(self, **options: Unpack[CompileKeywords]) -> Iterator[CompiledRuns]:
         """`compile` for the length of a `with` block."""
         before = vars(self).get("_compiled_runs")
         runs = self.compile(**options)
@@ -65,9 +81,31 @@ class GenerationMethods(ModelInputs):
         runs: CompiledRuns | None = vars(self).get("_compiled_runs")
         return runs if runs is not None and runs.is_open else None
 
+    @overload
+    def generate(self, input: OnePrompt, max_new_tokens: int = 20, **options: Unpack[GenerateOptions]) -> str: ...
+    @overload
+    def generate(
+        self, input: ManyPrompts, max_new_tokens: int = 20, **options: Unpack[GenerateOptions]
+    ) -> list[str]: ...
+    @overload
+    def generate(
+        self, input: Tensor | None = None, max_new_tokens: int = 20, **options: Unpack[GenerateOptions]
+    ) -> Tensor: ...
+    @overload
     def generate(
         self,
-        input: str | Sequence[str] | Tensor | None = None,
+        input: Sequence[str] | Tensor | None = None,
+        max_new_tokens: int = 20,
+        *,
+        return_dict_in_generate: bool = False,
+        output_scores: bool = False,
+        output_logits: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Any: ...
+    @lists(GenerateOptions)
+    def generate(
+        self,
+        input: Any = None,
         max_new_tokens: int = 20,
         *,
         attention_mask: Tensor | None = None,
@@ -82,7 +120,8 @@ class GenerationMethods(ModelInputs):
 
         Text returns text; token ids and keyword inputs return ids. `images` and `prepend_bos` are as in a call. Other
         options are those of the model's own `generate`, which does the work unless `compile` is on. `seed` makes
-        sampling repeatable, and leaves torch's own random state as it was.
+        sampling repeatable, and leaves torch's own random state as it was. For token ids,
+        `return_dict_in_generate=True` returns transformers' output object, with `output_scores` and the like.
         """
         is_ids = input is None or isinstance(input, Tensor)
         prompt, images = self._read(input, images, is_open=True)
@@ -171,9 +210,26 @@ class GenerationMethods(ModelInputs):
         criteria = [*(options.get("stopping_criteria") or ()), EndedByScores(scores)]
         return {**options, "stopping_criteria": StoppingCriteriaList(criteria), "pad_token_id": pad or 0}
 
+    @overload
+    def generate_with_cache(
+        self, input: OnePrompt, max_new_tokens: int = 20, **options: Unpack[GenerationCacheOptions]
+    ) -> tuple[str, ModelCache]: ...
+    @overload
+    def generate_with_cache(
+        self, input: ManyPrompts, max_new_tokens: int = 20, **options: Unpack[GenerationCacheOptions]
+    ) -> tuple[list[str], ModelCache]: ...
+    @overload
+    def generate_with_cache(
+        self, input: Tensor | None = None, max_new_tokens: int = 20, **options: Unpack[GenerationCacheOptions]
+    ) -> tuple[Tensor, ModelCache]: ...
+    @overload
+    def generate_with_cache(
+        self, input: Sequence[str], max_new_tokens: int = 20, **options: Unpack[GenerationCacheOptions]
+    ) -> tuple[Any, ModelCache]: ...
+    @lists(GenerationCacheOptions)
     def generate_with_cache(
         self,
-        input: str | Sequence[str] | Tensor | None = None,
+        input: Any = None,
         max_new_tokens: int = 20,
         *,
         names_filter: Filter = None,
@@ -217,9 +273,14 @@ class GenerationMethods(ModelInputs):
         is_ids = prompt is None or isinstance(prompt, Tensor)
         return new if is_ids else self._texts(prompt, ids, new), cache
 
+    @overload
+    def stream(self, input: OnePrompt, max_new_tokens: int = 20, **options: Unpack[StreamOptions]) -> Iterator[str]: ...
+    @overload
+    def stream(self, input: Tensor, max_new_tokens: int = 20, **options: Unpack[StreamOptions]) -> Iterator[Tensor]: ...
+    @lists(StreamOptions)
     def stream(
         self,
-        input: str | Tensor,
+        input: Any,
         max_new_tokens: int = 20,
         *,
         attention_mask: Tensor | None = None,

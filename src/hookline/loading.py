@@ -8,15 +8,17 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import torch
 from torch import nn
 
 from hookline.engine import Delegate, Hooked, compiling
 from hookline.errors import HooklineError, a_type, warn
+from hookline.functions.listed_options import check_names, lists, option_names
 from hookline.hooks.hooked_module import HookedModule, HookedRootModule
 from hookline.model import HookedModel
+from hookline.model_options import LoadOptions
 from hookline.transformer.anatomy import Anatomy
 from hookline.transformer.empty import dtype_in, from_pretrained_empty, quiet_loading
 from hookline.transformer.find_anatomy import find_anatomy, language_of, tower_of, unknown_anatomy
@@ -148,23 +150,27 @@ def _is_image_model(module: nn.Module) -> bool:
     return takes_both or getattr(module, "main_input_name", None) == "pixel_values"
 
 
+@lists(LoadOptions)
 @compiling.outside_compiler
 def load(
     name: str | Path,
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
-    **kwargs: Any,
+    **options: Unpack[LoadOptions],
 ) -> HookedModel:
     """A model from a hub id, a local folder or a GGUF file, with its tokenizer or processor, wrapped.
 
         >>> hookline.load("tinyworld")
         HookedModel(gpt2: 4 layers, 8 heads, d_model 128, 117 points)
 
-    "tinyworld" and "tinysight", which takes images, are in the package. `kwargs` go to transformers'
-    `from_pretrained` (`attn_implementation=…`, `device_map=…`, `distributed_config=…`, `gguf_file=…`). With
-    `device="meta"` no weights are read: such a model can be planned (`model.plan(…)`) and harvested by layer.
+    "tinyworld" and "tinysight", which takes images, are in the package. `options` are those of transformers'
+    `from_pretrained` (`attn_implementation=…`, `device_map=…`, `distributed_config=…`, `gguf_file=…`); to change the
+    model's configuration, pass `config`. With `device="meta"` no weights are read: such a model can be planned
+    (`model.plan(…)`) and harvested by layer.
     """
+    kwargs: dict[str, Any] = {**options}
+    check_names("load", kwargs, ("device", "dtype", *option_names(LoadOptions)))
     spread = [option for option in ("distributed_config", "device_map") if kwargs.get(option) is not None]
     if spread and find_spec("accelerate") is None:
         raise HooklineError(f'{spread[0]} needs accelerate: pip install "hookline[distributed]"')

@@ -8,19 +8,30 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, Unpack, overload
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hookline.engine import ActivationCache, PermanentHooks, Plan, compiling, open_runs
+from hookline.engine import PermanentHooks, Plan, compiling, open_runs
 from hookline.errors import HooklineError
 from hookline.functions.keywords import is_dropped
+from hookline.functions.listed_options import lists
 from hookline.generation import GenerationMethods
+from hookline.model_options import (
+    CallOptions,
+    ExploreOptions,
+    Input,
+    LastLogitsOptions,
+    ReturnType,
+)
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.strategy import Strategy
 from hookline.residual import ModelCache
+from hookline.run_methods import RunMethods
+from hookline.text.chats import Messages
 from hookline.text.forward_pass import begin_pass, processors, tokenizers
 from hookline.text.ragged import last_columns
 from hookline.text.tokenizer import Side, Text
@@ -43,8 +54,6 @@ from hookline.weights.attribute_access import follow
 from hookline.weights.matrices import Weights
 from hookline.weights.processing import WeightProcessing
 
-ReturnType = Literal["logits", "loss", "both", "output"] | None
-
 
 class _Unset(str):
     """A default that equals a value, and can be distinguished from the same value given by the caller."""
@@ -56,7 +65,7 @@ _WEIGHTS = frozenset(Weights.names())
 
 
 @compiling.verbs
-class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
+class HookedModel(RunMethods, GenerationMethods, ImageMethods, WeightProcessing):
     """A language model, wrapped but not changed.
 
         >>> logits, cache = model.run_with_cache("When Mary and John went to the store")
@@ -112,9 +121,12 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_WEIGHTS})
+        return sorted({*super().__dir__(), *(name.partition(".")[0] for name in self.hook_dict)})
 
-    def explore(self, prompt: str = "", other: str = "", **options: Any) -> Any:
+    @lists(ExploreOptions, SimpleNamespace(images=(), other_images=(), port=0, browser=True, height=720))
+    def explore(
+        self, prompt: str | Messages = "", other: str | Messages = "", **options: Unpack[ExploreOptions]
+    ) -> Any:
         """Look into the model: in a notebook as a widget, otherwise in a browser, from a server on this machine.
 
         For the options and what it returns see `hookline.explore.explore`.
@@ -149,9 +161,32 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         saved_names = ("module", "tokenizer", "processor", "_outer")
         return {name: value for name, value in super().__getstate__().items() if name in saved_names}
 
+    @overload
+    def __call__(
+        self, input: Input = ..., return_type: Literal["logits", "loss"] = ..., **options: Unpack[CallOptions]
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self, input: Input = ..., return_type: Literal["both"] = ..., **options: Unpack[CallOptions]
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def __call__(self, input: Input = ..., return_type: None = ..., **options: Unpack[CallOptions]) -> None: ...
+    @overload
+    def __call__(
+        self, input: Input = ..., return_type: Literal["output"] = ..., **options: Unpack[CallOptions]
+    ) -> Any: ...
+    @overload
     def __call__(
         self,
-        input: str | Sequence[str] | Tensor | None = None,
+        input: Input = ...,
+        return_type: ReturnType = ...,
+        *,
+        labels: Tensor | None,
+        **options: Unpack[CallOptions],
+    ) -> Any: ...
+    def __call__(
+        self,
+        input: Input = None,
         return_type: ReturnType = _LOGITS,
         *,
         loss_per_token: bool = False,
@@ -161,7 +196,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
         tokens: Tensor | None = None,
-        decoder_input: str | Sequence[str] | Tensor | None = None,
+        decoder_input: Input = None,
         images: Images | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -261,21 +296,6 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
     def _loss(self, logits: Tensor, inputs: dict[str, Any], per_token: bool) -> Tensor:
         return next_token_loss(self._points, logits, inputs, per_token=per_token)
 
-    def run_with_cache(self, *args: Any, **kwargs: Any) -> tuple[Any, ModelCache]:
-        """The output and the activations; the cache also keeps the logits.
-
-        Takes the arguments of a call (`input`, `images`, …) and of `HookedModule.run_with_cache` (`names_filter`, …).
-        """
-        passes_stream_on = kwargs.get("names_filter") is not None and self._passes_stream_on(kwargs.get("fwd_hooks"))
-        output, cache = super().run_with_cache(*args, **kwargs)
-        cache.passes_stream_on = passes_stream_on  # type: ignore[attr-defined]
-        logits = output[0] if isinstance(output, tuple) else output
-        logits = logits.get("logits") if isinstance(logits, Mapping) else logits
-        is_whole = kwargs.get("stop_at_layer") is None
-        if isinstance(cache, ModelCache) and is_whole and isinstance(logits, Tensor) and logits.ndim == 3:
-            cache.keep_logits(logits.detach())
-        return output, cache  # type: ignore[return-value]
-
     def baseline(
         self,
         input: str | Tensor | Mapping[str, Any],
@@ -304,21 +324,6 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
             return {"pixel_values": prompt.to(self.device)}
         ids, mask = self._inputs(prompt, None, None)
         return {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
-
-    def cache(self, *args: Any, stop_early: bool = True, **kwargs: Any) -> ActivationCache:
-        """The activations only; layers after the last that is needed do not run. See `HookedModule.cache`."""
-        if len(args) < 2 and kwargs.get("stop_at_layer") is None:
-            kwargs.setdefault("return_type", None)
-        passes_stream_on = self._passes_stream_on(kwargs.get("fwd_hooks"))
-        cache = super().cache(*args, stop_early=stop_early, **kwargs)
-        cache.passes_stream_on = passes_stream_on  # type: ignore[attr-defined]
-        return cache
-
-    def _passes_stream_on(self, fwd_hooks: Any) -> bool:
-        """Whether nothing can change the stream between two layers: no hook, and not the model."""
-        is_hooked = fwd_hooks or self.index.active_hooks()
-        is_hooked = is_hooked or any(block.module._forward_pre_hooks for block in self.anatomy.blocks)
-        return not is_hooked and not self.anatomy.main.architecture.adds_between_layers
 
     def plan(
         self,
@@ -386,15 +391,16 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
         """Two short rows of token ids, for trying things out."""
         return (torch.arange(14, device=self.device) % max(1, self.cfg.d_vocab - 3) + 3).view(2, 7)
 
+    @lists(LastLogitsOptions)
     def last_logits(
         self,
-        input: str | Sequence[str] | Tensor | Mapping[str, Any] | None = None,
+        input: Input | Mapping[str, Any] = None,
         *,
         attention_mask: Tensor | None = None,
         prepend_bos: bool | None = None,
         padding_side: Side | None = None,
         images: Images | None = None,
-        **kwargs: Any,
+        **options: Unpack[LastLogitsOptions],
     ) -> Float[Tensor, "batch d_vocab"]:
         """The logits at each row's last token that is not padding: the prediction of what comes after each text.
 
@@ -402,7 +408,7 @@ class HookedModel(GenerationMethods, ImageMethods, WeightProcessing):
 
         The input is text, tokens, or keyword inputs, as for a call. Active hooks fire as on any call.
         """
-        keywords: dict[str, Any] = {**kwargs, **input} if isinstance(input, Mapping) else kwargs
+        keywords: dict[str, Any] = {**options, **input} if isinstance(input, Mapping) else {**options}
         for name in ("stop_at_layer", "start_at_layer", "return_type", "loss_per_token", "logits_to_keep", "labels"):
             if keywords.pop(name, None) is not None:
                 raise HooklineError(f"last_logits runs all layers, and returns only logits: leave out {name}")

@@ -81,7 +81,7 @@ def test_outputs_are_what_a_loop_gives(kind, of) -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_neurons_of_a_layer_at_a_position(kind) -> None:
     model, text = wrapped(kind), tokens()
-    result = ablation.ablate(model, text, lead, of="neurons", layers=-2, pos=[2, -1])
+    result = ablation.ablate(model, text, lead, of="neurons", layers=-2, positions=[2, -1])
     assert result.axes == ("neuron",)
     for neuron in (0, 7, 79):
         hook = partial(put, value=0, where=(slice(None), [2, 7], neuron))
@@ -155,7 +155,7 @@ def test_parts_ablated_together(kind, of) -> None:
     order = [(2, 1), (0, 3), (1, 0)] if of == "heads" else [2, 0, 3]
     for pos in (None, [1, 6]):
         where = slice(None) if pos is None else pos
-        curve = ablation.cumulative(model, text, lead, order, of=of, pos=pos)
+        curve = ablation.cumulative(model, text, lead, order, of=of, positions=pos)
         assert curve.shape == (2, 4)
         for row, some in enumerate((order, order[::-1])):
             for count in range(4):
@@ -211,9 +211,9 @@ def test_heads_by_their_short_names(tinyworld) -> None:
 
 def test_prompts_of_different_lengths_are_as_by_themselves(tinyworld) -> None:
     prompts = [PROMPT, "John gave a book to"]
-    result = ablation.ablate(tinyworld, prompts, LEAD, per_example=True, pos=-1)
+    result = ablation.ablate(tinyworld, prompts, LEAD, per_example=True, positions=-1)
     for number, prompt in enumerate(prompts):
-        close(result.sel(example=number), ablation.ablate(tinyworld, prompt, LEAD, pos=-1).values)
+        close(result.sel(example=number), ablation.ablate(tinyworld, prompt, LEAD, positions=-1).values)
 
 
 def test_several_metrics_are_ranked_one_by_one(tinyworld) -> None:
@@ -239,8 +239,8 @@ def test_several_metrics_are_ranked_one_by_one(tinyworld) -> None:
         ({"over": ("layer", "pos")}, "needs points"),
         ({"points": [], "over": "layer"}, "needs points"),
         ({"layers": 9}, "layer 9.*0 to 3"),
-        ({"pos": 14}, "position 14.*has 14"),
-        ({"pos": []}, "selects nothing"),
+        ({"positions": 14}, "position 14.*has 14"),
+        ({"positions": []}, "selects nothing"),
         ({"positions": 1, "pos": 1}, "are the same"),
         ({"points": "pattern", "over": ("layer", "src"), "positions": [1]}, "key positions"),
         ({"points": "pattern", "over": ("layer", "head"), "method": "mean", "data": OTHERS}, "no mean"),
@@ -283,10 +283,10 @@ def test_a_metric_that_gives_nan_is_refused(tinyworld) -> None:
     "pos", [np.array([1, 2]), [np.int64(1), 2], range(1, 3), slice(1, np.int64(3)), torch.tensor([2, 1])]
 )
 def test_positions_in_any_form(tinyworld, pos) -> None:
-    expected = ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=[1, 2])
-    close(ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=pos), expected.values)
-    one = ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=np.int64(2))
-    close(one, ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=2).values)
+    expected = ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", positions=[1, 2])
+    close(ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", positions=pos), expected.values)
+    one = ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", positions=np.int64(2))
+    close(one, ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", positions=2).values)
 
 
 @pytest.mark.parametrize(
@@ -294,18 +294,20 @@ def test_positions_in_any_form(tinyworld, pos) -> None:
 )
 def test_what_is_no_position(tinyworld, pos) -> None:
     with pytest.raises(HooklineError, match=r"positions must|selects nothing"):
-        ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=pos)
+        ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", positions=pos)
 
 
 def test_positions_by_their_meaning(tinyworld) -> None:
     for meaning, index in ((hookline.last, -1), (hookline.token(" John", nth=0), 3)):
-        found, expected = (ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=each) for each in (meaning, index))
+        found, expected = (
+            ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", positions=each) for each in (meaning, index)
+        )
         assert found.info["positions"] == expected.info["positions"]
         assert torch.equal(found.values, expected.values)
     with pytest.raises(HooklineError, match=r"token\(' Anna'\).*row 0"):
-        ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=hookline.token(" Anna"))
+        ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", positions=hookline.token(" Anna"))
     with pytest.raises(HooklineError, match="generated"):
-        ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", pos=hookline.positions.new_tokens)
+        ablation.ablate(tinyworld, PROMPT, LEAD, of="mlps", positions=hookline.positions.new_tokens)
 
 
 def test_hooks_that_were_active_are_recorded(tinyworld, tmp_path) -> None:

@@ -202,11 +202,13 @@ def test_ablation_at_positions(tinyworld) -> None:
         alone = ablation.ablate(tinyworld, CLEAN, LEAD, points="mlp_out", positions=place)
         torch.testing.assert_close(by_position.sel(pos=place).values, alone.values)
     both = ablation.ablate(tinyworld, CLEAN, LEAD, of="mlps", positions=[-1, last, 3])
-    torch.testing.assert_close(both.values, ablation.ablate(tinyworld, CLEAN, LEAD, of="mlps", pos=[3, -1]).values)
+    torch.testing.assert_close(
+        both.values, ablation.ablate(tinyworld, CLEAN, LEAD, of="mlps", positions=[3, -1]).values
+    )
     lists = ablation.ablate(tinyworld, CLEAN, LEAD, of="mlps", positions=[[1], [2, 3], [4]])
     for row, places in enumerate([[1], [2, 3], [4]]):
         lead = metrics.logit_diff(ANSWERS[row], OTHERS[row])
-        alone = ablation.ablate(tinyworld, CLEAN[row], lead, of="mlps", pos=places)
+        alone = ablation.ablate(tinyworld, CLEAN[row], lead, of="mlps", positions=places)
         torch.testing.assert_close(lists.by_example.values[:, row], alone.values, atol=1e-4, rtol=1e-4)
 
 

@@ -73,7 +73,7 @@ def test_masked_runs_are_those_of_a_slow_reference(models, kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_curve_goes_from_the_corrupted_to_the_clean_run(models, kind, method) -> None:
     given = models[kind], tokens(0), tokens(1), METRIC
-    scores = edges.edges(*given, check=0)
+    scores = edges.edge_scores(*given, check=0)
     curve = circuits.faithfulness(*given, scores, [0, 0.1, 1], method=method)
     assert curve.axes == ("size",)
     near = 1e-5 + 10 * devices.rounding()  # differences of logits, over one that may be small
@@ -146,7 +146,7 @@ def auroc(scores, true) -> float:
 def test_a_planted_circuit_comes_first() -> None:
     model, true = planted()
     given = model, tokens(0, rows=4), tokens(1, rows=4), METRIC
-    scores = edges.edges(*given, steps=5, check=0)
+    scores = edges.edge_scores(*given, steps=5, check=0)
     assert auroc(scores, true) >= 0.95
     curve = circuits.faithfulness(*given, scores, [0, len(true) / len(scores), 1])
     assert curve.values[1].item() == pytest.approx(1, abs=0.1)
@@ -155,8 +155,8 @@ def test_a_planted_circuit_comes_first() -> None:
 
 def test_positions_make_circuits_smaller(tinyworld) -> None:
     given = tinyworld, CLEAN, CORRUPTED, NAMES
-    scores = edges.edges(*given, steps=5, check=0)
-    placed = edges.edges(*given, steps=5, by_position=True, check=8)
+    scores = edges.edge_scores(*given, steps=5, check=0)
+    placed = edges.edge_scores(*given, steps=5, by_position=True, check=8)
     assert placed.info["correlation"] > 0.9
     torch.testing.assert_close(placed.matrix.values, scores.matrix.values, atol=1e-4, rtol=1e-4)
     whole, small = (circuits.faithfulness(*given, each) for each in (scores, placed))
@@ -189,7 +189,7 @@ def test_several_prompts_and_lengths(tinyworld) -> None:
     clean = [CLEAN, "So, when Alice and Bob went to the park, Bob gave a book to"]
     corrupted = [CORRUPTED, "So, when Alice and Bob went to the park, Alice gave a book to"]
     metric = metrics.logit_diff([" Mary", " Alice"], [" John", " Bob"])
-    scores = edges.edges(tinyworld, clean, corrupted, metric, check=0)
+    scores = edges.edge_scores(tinyworld, clean, corrupted, metric, check=0)
     both = circuits.faithfulness(tinyworld, clean, corrupted, metric, scores, [0, 0.02, 1], per_example=True)
     one = circuits.faithfulness(tinyworld, clean[0], corrupted[0], NAMES, scores, [0, 0.02, 1])
     torch.testing.assert_close(both.isel(example=0).values, one.values, atol=1e-4, rtol=1e-4)
@@ -199,7 +199,7 @@ def test_several_prompts_and_lengths(tinyworld) -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gptj"])
 def test_files(models, kind, tmp_path) -> None:
     model = models[kind]
-    scores = edges.edges(model, tokens(0), tokens(1), METRIC, check=0)
+    scores = edges.edge_scores(model, tokens(0), tokens(1), METRIC, check=0)
     found = circuits.circuit(scores, 0.05, method="greedy")
     path = circuits.save(found, tmp_path / "circuit.json", model)
     content = json.loads(path.read_text())
@@ -223,7 +223,7 @@ def test_files(models, kind, tmp_path) -> None:
 
 
 def test_a_greedy_circuit_is_connected(tinyworld) -> None:
-    scores = edges.edges(tinyworld, CLEAN, CORRUPTED, NAMES, check=0)
+    scores = edges.edge_scores(tinyworld, CLEAN, CORRUPTED, NAMES, check=0)
     found = circuits.circuit(scores, 0.01, method="greedy")
     edges_of = found.edges
     reached = {each.split(".")[0] for each in edges_of.receivers}
@@ -236,12 +236,12 @@ def test_a_greedy_circuit_is_connected(tinyworld) -> None:
 
 def test_bad_input(tinyworld, models, tmp_path) -> None:
     given = tinyworld, CLEAN, CORRUPTED, NAMES
-    scores = edges.edges(*given, check=0)
+    scores = edges.edge_scores(*given, check=0)
     for sizes in ([0, 1.5], [-0.1], [], [0.5, 0.1], 0.5, [True], [None], ["a"]):
         with pytest.raises(HooklineError, match="size"):
             circuits.faithfulness(*given, scores, sizes)
     with pytest.raises(HooklineError, match="another model"):
-        circuits.faithfulness(*given, edges.edges(models["llama"], tokens(0), tokens(1), METRIC, check=0))
+        circuits.faithfulness(*given, edges.edge_scores(models["llama"], tokens(0), tokens(1), METRIC, check=0))
     with pytest.raises(HooklineError, match="all of"):
         circuits.faithfulness(*given, scores.of("embed"))
     for wrong in ("scores", [], [scores]):
@@ -283,7 +283,7 @@ def test_bad_input(tinyworld, models, tmp_path) -> None:
     ],
 )
 def test_files_with_impossible_edges_are_refused(tinyworld, tmp_path, name, score, why) -> None:
-    scores = edges.edges(tinyworld, CLEAN, CORRUPTED, NAMES, check=0)
+    scores = edges.edge_scores(tinyworld, CLEAN, CORRUPTED, NAMES, check=0)
     path = circuits.save(scores, tmp_path / "circuit.json", tinyworld)
     content = json.loads(path.read_text())
     content["edges"][name] = {"score": score, "in_graph": True}
@@ -295,7 +295,7 @@ def test_files_with_impossible_edges_are_refused(tinyworld, tmp_path, name, scor
 
 def test_circuits_run_in_batches_as_large_as_requested(tinyworld) -> None:
     given = tinyworld, CLEAN, CORRUPTED, NAMES
-    scores, rows = edges.edges(*given, check=0), []
+    scores, rows = edges.edge_scores(*given, check=0), []
     with tinyworld.hooks(fwd_hooks=[("hook_embed", lambda x: rows.append(len(x)))]):
         whole = circuits.faithfulness(*given, scores, [0, 0.1, 0.5, 1])
         most = max(rows)

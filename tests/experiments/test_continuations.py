@@ -99,7 +99,7 @@ def test_attribution_is_the_gradient_of_it(model):
     torch.testing.assert_close(fine.values, swept.values, atol=1e-2, rtol=1e-2)
     assert fine.info["mean_abs_error"] < 1e-2
     assert fine.info["clean"] == pytest.approx(lead(model, CLEAN), abs=1e-4)
-    scores = edges.edges(model, CLEAN, CORRUPTED, FOUR, check=8)
+    scores = edges.edge_scores(model, CLEAN, CORRUPTED, FOUR, check=8)
     assert scores.info["top_correlation"] > 0.5
     assert scores.info["corrupted"] == pytest.approx(lead(model, CORRUPTED), abs=1e-4)
 
@@ -114,7 +114,7 @@ def test_other_experiments(model):
     ablated = ablation.ablate(model, CLEAN, FOUR)
     hooks = [("blocks.1.attn.hook_z", silence)]
     assert ablated.sel(layer=1, head=1).item() == pytest.approx(lead(model, CLEAN, hooks), abs=1e-4)
-    at_the_end = ablation.ablate(model, CLEAN, FOUR, of="mlps", pos=-1)
+    at_the_end = ablation.ablate(model, CLEAN, FOUR, of="mlps", positions=-1)
     hooks = [("blocks.1.hook_mlp_out", last)]
     assert at_the_end.sel(layer=1).item() == pytest.approx(lead(model, CLEAN, hooks), abs=1e-4)
     by = {"method": "resample", "data": CORRUPTED}
@@ -138,7 +138,7 @@ def test_other_experiments(model):
     assert kept.coords["sample"] == [0, 1]
     assert kept.shape[:2] == (len(model.blocks), 7)
     vectors = steering.contrast_vectors(model, CLEAN, CORRUPTED)
-    steered = steering.sweep_layers(model, vectors, CLEAN, FOUR, coefficients=[2.0], pos=-1)
+    steered = steering.sweep_layers(model, vectors, CLEAN, FOUR, coefficients=[2.0], positions=-1)
     at = vectors.point(model, 1).name
 
     def moved(x):

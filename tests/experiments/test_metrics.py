@@ -506,7 +506,7 @@ def test_a_metric_may_write_to_its_logits(tinyworld, name):
 
 
 def test_edges_of_a_metric_that_writes_to_its_logits(tinyworld):
-    wrote, read = (edges.edges(tinyworld, CLEAN, CORRUPTED, metric, check=4) for metric in (writing, reading))
+    wrote, read = (edges.edge_scores(tinyworld, CLEAN, CORRUPTED, metric, check=4) for metric in (writing, reading))
     torch.testing.assert_close(wrote.values, read.values, atol=1e-4, rtol=1e-4)
     assert wrote.info["clean"] == pytest.approx(read.info["clean"], abs=1e-4)
 

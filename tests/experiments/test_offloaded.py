@@ -69,7 +69,7 @@ SAME = {
 REFUSED = {
     "graph": lambda model: graphs.attribution_graph(model, tokens(0), progress=False),
     "relevance": lambda model: relevance.relevance(model, *GIVEN, progress=False),
-    "edges": lambda model: edges.edges(model, *GIVEN, progress=False),
+    "edges": lambda model: edges.edge_scores(model, *GIVEN, progress=False),
 }
 
 

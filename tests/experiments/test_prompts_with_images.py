@@ -343,7 +343,7 @@ def test_parts_of_the_tower_are_ablated(kind) -> None:
     mean = ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), method="mean")
     assert mean.shape[1] == model.anatomy.towers[0].blocks[0].attn.num_heads
     with pytest.raises(HooklineError, match=r"position.*text"):
-        ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), pos=-1)
+        ablation.ablate(model, inputs, metric, points="vision.z", over=("layer", "head"), positions=-1)
     curve = ablation.cumulative(model, inputs, metric, ablation.ranking(mean))
     assert curve.info["choice"]["points"] == "vision.z"
     effects = attribution.attribution_patching(model, *pair(kind), metric, points="vision.layer.pre")
@@ -352,7 +352,7 @@ def test_parts_of_the_tower_are_ablated(kind) -> None:
 
 def test_the_whole_image_is_ablated() -> None:
     model, (inputs, _) = seeing("llava"), pair("llava")
-    found = ablation.ablate(model, inputs, metric, of="mlps", pos=hookline.positions.image_tokens)
+    found = ablation.ablate(model, inputs, metric, of="mlps", positions=hookline.positions.image_tokens)
     seen = inputs["input_ids"][0] == tiny_vision.IMAGE
 
     def silence(x) -> None:

@@ -65,7 +65,7 @@ def test_vectors_are_kept_in_files(models, tmp_path) -> None:
 def test_a_sweep_is_what_plain_runs_give(models, kind, points, pos) -> None:
     model, prompts = models[kind], tokens(2)
     vectors = steering.contrast_vectors(model, tokens(0), tokens(1), points=points)
-    result = steering.sweep_layers(model, vectors, prompts, METRIC, coefficients=[-1, 0, 3], pos=pos)
+    result = steering.sweep_layers(model, vectors, prompts, METRIC, coefficients=[-1, 0, 3], positions=pos)
     assert result.axes == ("layer", "coefficient")
     where = slice(None) if pos is None else pos
     for at, layer in enumerate(range(4)):
@@ -89,7 +89,7 @@ def test_steering_away_from_opinions(tinyworld) -> None:
     )
     asked = questions(test, 5)
     lead = metrics.logit_diff([f" {each}" for each in asked.answers], [f" {each}" for each in asked.others])
-    result = steering.sweep_layers(tinyworld, vectors, asked.prompts, lead, coefficients=[1, 2, 4], pos=-1)
+    result = steering.sweep_layers(tinyworld, vectors, asked.prompts, lead, coefficients=[1, 2, 4], positions=-1)
     assert result.info["clean"] < 0 < result.sel(layer=2, coefficient=4).item()
 
 
@@ -169,9 +169,9 @@ def test_bad_generations(tinyworld, how, said) -> None:
         ({"layers": []}, "layers is a list"),
         ({"layers": [1, 9]}, "layer 9 is out of range"),
         ({"layers": [0, "3"]}, "a layer is an int"),
-        ({"pos": 7}, "has 7"),
-        ({"pos": []}, "selects nothing"),
-        ({"pos": "last"}, "positions must be"),
+        ({"positions": 7}, "has 7"),
+        ({"positions": []}, "selects nothing"),
+        ({"positions": "last"}, "positions must be"),
     ],
 )
 def test_bad_sweeps(models, how, said) -> None:

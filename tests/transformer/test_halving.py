@@ -153,7 +153,7 @@ def test_attribution(model, metric, options, short_of) -> None:
 
 def test_edges(model) -> None:
     def scores() -> Tensor:
-        return edges.edges(model, CLEAN[:2], CORRUPTED[:2], metrics.prob(" garden"), check=0).values
+        return edges.edge_scores(model, CLEAN[:2], CORRUPTED[:2], metrics.prob(" garden"), check=0).values
 
     whole = scores()
     with room_for_gradients(model.module.transformer.h[1], 1), pytest.warns(HooklineWarning, match="prompts"):

@@ -357,7 +357,7 @@ USES = {
     ),
     "circuits": lambda model: (
         circuits.faithfulness(
-            model, *GIVEN, edges.edges(model, *GIVEN, check=0, progress=False), [0, 0.3, 1], progress=False
+            model, *GIVEN, edges.edge_scores(model, *GIVEN, check=0, progress=False), [0, 0.3, 1], progress=False
         ).values
     ),
     "features": _features,

@@ -17,6 +17,16 @@ from torch import nn
 from hookline.engine._torch.stance import WRAPPED
 from hookline.errors import HooklineError
 
+_LISTED = 90
+"""How many names without an underscore `dir` lists; a subclass may add ten."""
+_LIBRARIES = ("torch.", "transformers.", "builtins.")
+"""Where classes are from whose methods `dir` does not list."""
+_TYPED = (
+    "bfloat16", "children", "compile", "cpu", "cuda", "eval", "float", "forward", "half", "load_state_dict", "modules",
+    "named_modules", "named_parameters", "parameters", "requires_grad_", "state_dict", "to", "train", "zero_grad",
+)  # fmt: skip
+"""What people type of an `nn.Module`: the methods that tutorials use."""
+
 
 class _Forward:
     """The attribute `forward`: it has the signature of the wrapped module's, and calls the module so that hooks fire.
@@ -110,7 +120,16 @@ class Delegate(nn.Module):
             delattr(self.module, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *dir(self.module)})
+        """What the wrapper adds, what people type of `nn.Module`, and the module's parts; all else stays reachable."""
+        private = {name for name in object.__dir__(self) if name.startswith("_")}
+        names = {name for cls in type(self).__mro__ if cls not in _GENERAL for name in vars(cls)}
+        names |= {*vars(self), *_TYPED}
+        module = self.module
+        classes = [cls for cls in type(module).__mro__ if not f"{cls.__module__}.".startswith(_LIBRARIES)]
+        parts = [*module._modules, *module._parameters, *module._buffers, *vars(module)]
+        parts += [name for cls in classes for name in vars(cls)]
+        public = [name for name in dict.fromkeys([*sorted(names), *parts]) if name.isidentifier() and name[0] != "_"]
+        return sorted({*private, *public[: max(_LISTED, len(names))]})
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -137,3 +156,7 @@ def _delegated(name: str) -> Callable[..., Any]:
 for _name, _value in vars(nn.Module).items():
     if callable(_value) and not _name.startswith("__") and _name not in (*vars(Delegate), "modules"):
         setattr(Delegate, _name, _delegated(_name))
+
+
+_GENERAL = (Delegate, nn.Module, object)
+"""Classes of a wrapper that add nothing that people type."""

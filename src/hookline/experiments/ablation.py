@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
 import torch
 
@@ -13,7 +13,15 @@ from hookline.errors import HooklineError
 from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, said_points
-from hookline.experiments.core.measure import ControlledOptions, Options, Reader, measured, reader_of
+from hookline.experiments.core.measure import (
+    CellOptions,
+    ControlledCellOptions,
+    ControlledOptions,
+    Options,
+    Reader,
+    measured,
+    reader_of,
+)
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
 from hookline.experiments.core.replacements import Method, Replacement
 from hookline.experiments.core.sweep import (
@@ -28,6 +36,7 @@ from hookline.experiments.core.sweep import (
     sweep_points,
 )
 from hookline.experiments.result import Cell, Result, TopCells
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.changes import adds_up
 from hookline.rerun.strategy import stream_names
@@ -53,6 +62,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(ControlledCellOptions, ControlledOptions)
 def ablate(
     model: HookedModel,
     prompts: Prompt,
@@ -69,7 +79,7 @@ def ablate(
     positions: PromptPositions = None,
     pos: PromptPositions = None,
     outliers: Outliers = "exclude",
-    **options: Any,
+    **options: Unpack[ControlledCellOptions],
 ) -> Result:
     """Ablate each component of the model by itself, and measure: `result.values[layer, head]`.
 
@@ -91,7 +101,7 @@ def ablate(
 
     `data` defaults to the prompts themselves: for one prompt, "mean" is the mean over its own positions. `positions`
     ablates at these positions only: indices (negative ones from the end of each prompt), a list for each prompt, or
-    meanings such as `last` and `token(" Mary")`. If `over` has `pos`, they are its cells. `pos` is the same.
+    meanings such as `last` and `token(" Mary")`. If `over` has `pos`, they are its cells. `pos` is deprecated.
 
     A mean excludes outlying positions, such as attention sinks: those where the norm at the point is more than 10 times
     the median. They are not replaced either, unless `positions` has them or `pos` is an axis, since no average of other
@@ -128,6 +138,7 @@ def ranking(result: Result, *, by: Literal["abs", "value", "lowest"] = "abs") ->
     return cells
 
 
+@lists(CellOptions, Options)
 def cumulative(
     model: HookedModel,
     prompts: Prompt,
@@ -145,7 +156,7 @@ def cumulative(
     positions: PromptPositions = None,
     pos: PromptPositions = None,
     outliers: Outliers = "exclude",
-    **options: Any,
+    **options: Unpack[CellOptions],
 ) -> Result:
     """Ablate the first `count` components of a ranking together, from none to all: `result.values[order, count]`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,6 +17,7 @@ from hookline.experiments.core.continuations import prompt_pair, ready_metrics
 from hookline.experiments.core.integration import Along, ByMetric, Line, ran
 from hookline.experiments.core.labels import Label, about, said_points
 from hookline.experiments.core.measure import (
+    ExampleOptions,
     Metrics,
     Options,
     Reader,
@@ -40,6 +41,7 @@ from hookline.experiments.core.sweep import (
 from hookline.experiments.patching import Direction, check_patch_direction, into
 from hookline.experiments.result import Result
 from hookline.experiments.results.statistics import BASELINES
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 
 __all__ = ["attribution_patching"]
@@ -49,6 +51,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(ExampleOptions, Options)
 def attribution_patching(
     model: HookedModel,
     clean: Prompt,
@@ -64,7 +67,7 @@ def attribution_patching(
     positions: PromptPositions = None,
     check: int = 16,
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[ExampleOptions],
 ) -> Result:
     """Estimate, from gradients, what `patching.sweep` with the same arguments would measure.
 

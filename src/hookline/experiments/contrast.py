@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Float
@@ -15,12 +15,13 @@ from hookline.errors import HooklineError
 from hookline.experiments.ablation import Components, Selection
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about, number_text, said_points
-from hookline.experiments.core.measure import Options, measured
+from hookline.experiments.core.measure import BatchOptions, Options, measured
 from hookline.experiments.core.prompts import Prompt, Prompts, prompts_of, warn_of_dropout
 from hookline.experiments.core.replacements import Method, Replacement
 from hookline.experiments.core.sweep import Grid, SweepPoints, axis_index, sweep_points
 from hookline.experiments.metrics import Accuracy
 from hookline.experiments.result import Result
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.pages.text_tables import table
 from hookline.text.outliers import Outliers
@@ -161,6 +162,7 @@ def _column(result: Result, at: int) -> list[str]:
     return [number_text(x) for x in result.values[:, at].tolist()]
 
 
+@lists(BatchOptions, Options)
 def ablate_differing(
     model: HookedModel,
     pairs: Pairs,
@@ -172,7 +174,7 @@ def ablate_differing(
     method: Method = "zero",
     data: Prompt | None = None,
     outliers: Outliers = "exclude",
-    **options: Any,
+    **options: Unpack[BatchOptions],
 ) -> Importance:
     """Ablate heads that differ between pairs of prompts, individually and jointly, and measure on both prompts.
 

@@ -4,37 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, warn_deprecated
 from hookline.experiments.attribution import agreement, check_gradients, checked_options, sampled
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, ran
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import Metrics, Options, Reader, is_one_for_all, measure, metric_values
+from hookline.experiments.core.measure import (
+    BatchOptions,
+    Metrics,
+    Options,
+    Reader,
+    is_one_for_all,
+    measure,
+    metric_values,
+)
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, warn_of_dropout
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.paths import Node
 from hookline.experiments.result import Result, TopCells
 from hookline.experiments.results.statistics import BASELINES
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import Variant
 from hookline.values.rows import drawn_once
 
-__all__ = ["EdgeScores", "edges"]
+__all__ = ["EdgeScores", "edge_scores"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-def edges(
+def __getattr__(name: str) -> Any:
+    if name == "edges":
+        warn_deprecated("edges.edges", "edges.edge_scores", since="0.1")
+        return edge_scores
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+
+
+@lists(BatchOptions, Options)
+def edge_scores(
     model: HookedModel,
     clean: Prompt,
     corrupted: Prompt,
@@ -45,11 +62,11 @@ def edges(
     by_position: bool = False,
     check: int = 32,
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[BatchOptions],
 ) -> EdgeScores:
     """Estimate the effect of every edge: a sender's output of one run, given to a single receiver in the other.
 
-        >>> edges.edges(model, clean, corrupted, metrics.logit_diff(" Mary", " John")).top(2)
+        >>> edges.edge_scores(model, clean, corrupted, metrics.logit_diff(" Mary", " John")).top(2)
         sender  receiver  value
         mlp3    logits    7.785
         L3H4    mlp3      5.789

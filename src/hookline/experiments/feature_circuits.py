@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ from hookline.experiments.circuits.feature_runs import (
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Along, Line, gradients_of, ran, traced_run
 from hookline.experiments.core.labels import about
-from hookline.experiments.core.measure import Metrics, Options, is_one_for_all, metric_values
+from hookline.experiments.core.measure import BatchOptions, Metrics, Options, is_one_for_all, metric_values
 from hookline.experiments.core.prompts import Prompt, Prompts, warn_of_dropout
 from hookline.experiments.core.sweep import Values
 from hookline.experiments.edges import EdgeScores, true_effects
@@ -32,6 +32,7 @@ from hookline.experiments.metrics import as_metric
 from hookline.experiments.patching import Direction, check_patch_direction, into
 from hookline.experiments.paths import Node
 from hookline.experiments.result import Result
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.sae.splice import Autoencoders
 
@@ -42,6 +43,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(BatchOptions, Options)
 def feature_scores(
     model: HookedModel,
     clean: Prompt,
@@ -55,7 +57,7 @@ def feature_scores(
     by_position: bool = False,
     check: int = 32,
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[BatchOptions],
 ) -> Result:
     """Estimate the effect of each feature: its value of one run, given to the other.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from hookline.errors import HooklineError, how_many, warn
 from hookline.experiments.core.aligned import PromptPositions
 from hookline.experiments.core.continuations import continued, prompt_pair, ready_metrics
 from hookline.experiments.core.labels import Label, about, number_text, said_points
-from hookline.experiments.core.measure import ControlledOptions, Reader, measured, metric_values
+from hookline.experiments.core.measure import ControlledCellOptions, ControlledOptions, Reader, measured, metric_values
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompts_of
 from hookline.experiments.core.sweep import (
     CellBuilder,
@@ -26,6 +26,7 @@ from hookline.experiments.core.sweep import (
 )
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.image_inputs import in_one_row
 from hookline.residual import ModelCache
@@ -39,6 +40,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(ControlledCellOptions, ControlledOptions)
 def sweep(
     model: HookedModel,
     clean: Prompt | ActivationCache,
@@ -50,7 +52,7 @@ def sweep(
     direction: Direction = "denoise",
     layers: Sequence[int] | None = None,
     positions: PromptPositions = None,
-    **options: Any,
+    **options: Unpack[ControlledCellOptions],
 ) -> Result:
     """Patch each cell of a grid from one run into the other, and measure: `result.values[layer, pos]`.
 

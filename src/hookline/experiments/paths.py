@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
@@ -15,11 +15,12 @@ from hookline.engine import HookPoint
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.labels import Label, about, said_points
-from hookline.experiments.core.measure import Options, measured
+from hookline.experiments.core.measure import CellOptions, Options, measured
 from hookline.experiments.core.prompts import Prompt
 from hookline.experiments.core.sweep import Grid, Values, sweep_points
 from hookline.experiments.patching import Direction, both_runs, check_patch_direction, into
 from hookline.experiments.result import Result
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.rerun.changes import RowChange, Variant, index_of, write_all
@@ -62,6 +63,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(CellOptions, Options)
 def path_patch(
     model: HookedModel,
     clean: Prompt,
@@ -72,7 +74,7 @@ def path_patch(
     receivers: Literal["logits"] | Sequence[Receiver] = "logits",
     direction: Direction = "denoise",
     through_mlps: bool = True,
-    **options: Any,
+    **options: Unpack[CellOptions],
 ) -> Result:
     """Patch each sender's output for the receivers only, and measure: `result.values[layer, head]`.
 

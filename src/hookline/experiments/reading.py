@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Float
@@ -15,12 +15,14 @@ from torch import Tensor
 from hookline.edits import replace
 from hookline.errors import HooklineError, a_type
 from hookline.experiments.core.labels import Label, about, token_labels
-from hookline.experiments.core.measure import Options
+from hookline.experiments.core.measure import BatchOptions, Options
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines, prompt_positions, prompts_of
 from hookline.experiments.core.sweep import sweep_points
 from hookline.experiments.logit_lens import MEASURES, Measure, shown_token
 from hookline.experiments.result import Result
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
+from hookline.model_options import SamplingOptions
 from hookline.pages.text_tables import table
 from hookline.text.at_positions import at
 from hookline.text.token_positions import Positions
@@ -36,6 +38,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(BatchOptions, Options)
 def patchscope(
     model: HookedModel,
     source: Prompt,
@@ -51,7 +54,7 @@ def patchscope(
     tokens: str | int | None = None,
     measure: Measure = "prob",
     max_new_tokens: int = 0,
-    **options: Any,
+    **options: Unpack[BatchOptions],
 ) -> Result:
     """Put activations of one prompt at a marker of another, and read the next token there: axes `layer` and `pos`.
 
@@ -92,6 +95,7 @@ def patchscope(
     return Result(values.view(shape), tuple(scope.coords), scope.coords, measure, info)
 
 
+@lists(SamplingOptions)
 def oracle(
     model: HookedModel,
     source: Prompt,
@@ -105,7 +109,7 @@ def oracle(
     width_map: WidthMap | None = None,
     scale: float = 1.0,
     max_new_tokens: int = 30,
-    **kwargs: Any,
+    **options: Unpack[SamplingOptions],
 ) -> list[str]:
     """Ask a model a question about activations that are added at markers in it; returns the answer for each layer.
 
@@ -113,7 +117,7 @@ def oracle(
 
     The activations of the source after a layer, at the positions `pos` (by default the last ones), are added to the
     stream after `into_layer` at as many markers, each with the norm that the stream has there times `scale`. It is
-    meant for models that were trained to answer such questions. Other arguments go to the model's own generate.
+    meant for models that were trained to answer such questions. Other options are those of `model.generate`.
     """
     other = into or model
     text = _one(other, question, "question")
@@ -135,7 +139,7 @@ def oracle(
 
     with other.hooks(fwd_hooks=[(name, at(columns, matched))]), torch.no_grad():
         rows = text.tokens.expand(len(added), -1)
-        new = other.generate(rows, max_new_tokens, **kwargs)
+        new = other.generate(rows, max_new_tokens, **options)
     return [_said(other, row[text.width :]) for row in new]
 
 

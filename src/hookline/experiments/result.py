@@ -259,14 +259,21 @@ class Result:
 
         return plotting.plot(self, ax, **kwargs)
 
-    def plot_html(self, **options: Any) -> HtmlPage:
+    def plot_html(
+        self,
+        *,
+        panels: str | None = None,
+        title: str | None = None,
+        center: float | None = None,
+        theme: Literal["light", "dark"] | None = None,
+    ) -> HtmlPage:
         """The same plot as an interactive page, which a notebook shows and `.save(path)` writes; needs no matplotlib.
 
         Options: `panels`, `title` and `center` as for `plot`, and `theme` ("light" or "dark").
         """
         from hookline.experiments.results import html_plots
 
-        return html_plots.html_plot(self, **options)
+        return html_plots.html_plot(self, panels=panels, title=title, center=center, theme=theme)
 
     def save(self, path: str | Path) -> None:
         """Write the result, with labels and info, to a safetensors file."""

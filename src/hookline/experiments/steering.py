@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +17,7 @@ from hookline.errors import HooklineError, warn
 from hookline.experiments.core.aligned import Aligned, PromptPositions, one_of
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import ControlledOptions, measured, reader_of
+from hookline.experiments.core.measure import ControlledCellOptions, ControlledOptions, measured, reader_of
 from hookline.experiments.core.prompts import (
     Prompt,
     Prompts,
@@ -30,8 +30,10 @@ from hookline.experiments.core.sweep import CellBuilder, Cells, Grid, layer_numb
 from hookline.experiments.metrics import KL, Loss, Metric
 from hookline.experiments.result import Result, TopCells
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
+from hookline.functions.listed_options import lists
 from hookline.hooks.fitting import averaged
 from hookline.model import HookedModel
+from hookline.model_options import PromptSamplingOptions
 from hookline.rerun.baseline import Baseline
 from hookline.text.chats import is_conversation
 from hookline.text.outliers import Outliers, Outlying
@@ -203,6 +205,7 @@ def _points(model: HookedModel, kind: str, layers: Sequence[int] | None) -> dict
     return by_layer
 
 
+@lists(ControlledCellOptions, ControlledOptions)
 def sweep_layers(
     model: HookedModel,
     vectors: Directions,
@@ -215,18 +218,18 @@ def sweep_layers(
     pos: PromptPositions = None,
     neutral: Prompt | None = NEUTRAL,
     damage: Damage = "kl",
-    **options: Any,
+    **options: Unpack[ControlledCellOptions],
 ) -> Result:
     """Add each layer's vector to the stream, times each coefficient, and measure: `result.values[layer, coefficient]`.
 
         >>> vectors = steering.contrast_vectors(model, texts[1], texts[0])
         >>> metric = metrics.logit_diff(" Rome", " Paris")
-        >>> steering.sweep_layers(model, vectors, texts[0], metric, pos=-1).top(2, by="value")
+        >>> steering.sweep_layers(model, vectors, texts[0], metric, positions=-1).top(2, by="value")
         layer  coefficient  value
         3      2.0          16.92
         3      1.0          12.3
 
-    It is added at every position, or at `positions`, as in `ablation.ablate` (`pos` is the same).
+    It is added at every position, or at `positions`, as in `ablation.ablate` (`pos` is deprecated).
     `result.info["clean"]` is unsteered. `result.info["damage"]`, a Result on the same axes, is what the vector does to
     the predictions on `neutral` text: the KL divergence from those of the unsteered model, or with `damage="loss"` how
     much the loss rises. In texts that you pass, the vector is added at every position and all predictions count; by
@@ -317,7 +320,7 @@ def best(
 
         >>> vectors = steering.contrast_vectors(model, texts[1], texts[0])
         >>> lead = metrics.logit_diff(" Rome", " Paris")
-        >>> swept = steering.sweep_layers(model, vectors, texts[0], lead, pos=-1, neutral=texts[2:])
+        >>> swept = steering.sweep_layers(model, vectors, texts[0], lead, positions=-1, neutral=texts[2:])
         >>> steering.best(swept, most_damage=1.5, by="value")
         layer  coefficient  value
         3      1.0          12.3
@@ -350,6 +353,7 @@ class Steered:
         return "\n".join(f"{prompt!r}\n  plain    {plain!r}\n  steered  {steered!r}" for prompt, plain, steered in rows)
 
 
+@lists(PromptSamplingOptions)
 def generate(
     model: HookedModel,
     prompts: str | Sequence[str],
@@ -360,7 +364,7 @@ def generate(
     max_new_tokens: int = 20,
     pos: Where = "all",
     seed: int | None = None,
-    **kwargs: Any,
+    **options: Unpack[PromptSamplingOptions],
 ) -> Steered:
     """Generate from the prompts, unmodified and with a vector added to the residual stream after a layer.
 
@@ -373,8 +377,9 @@ def generate(
     `pos` is where it is added: "all" positions of the prompt and the new text, "new" tokens only (the first new token
     is predicted from the prompt, so it does not change), or as in `hookline.at`: `last`, `token(" weather")`, indices,
     … A tensor is added to `resid_post`. With `do_sample=True`, both generations use the same `seed`, by default 0.
-    Other arguments go to the model's own generate.
+    Other options are those of `model.generate`.
     """
+    kwargs: dict[str, Any] = {**options}
     if isinstance(prompts, Mapping):
         raise HooklineError("pass the text and its images separately: steering.generate(model, text, …, images=[…])")
     texts: list[Any] = [prompts] if isinstance(prompts, str) or is_conversation(prompts) else list(prompts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -13,11 +13,12 @@ from torch import Tensor
 from hookline.errors import HooklineError
 from hookline.experiments.core.continuations import continued
 from hookline.experiments.core.labels import about, said_points
-from hookline.experiments.core.measure import Options, Reader, measured, metric_values
+from hookline.experiments.core.measure import Options, Reader, ResumeOptions, measured, metric_values
 from hookline.experiments.core.prompts import Prompts, baselines, prompt_positions, prompts_of
 from hookline.experiments.core.sweep import CellBuilder, Grid, Key, SweepPoints, make_cells, sweep_points
 from hookline.experiments.metrics import as_metric, prob
 from hookline.experiments.result import Result
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.text.image_tokens import image_token_id
@@ -29,6 +30,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@lists(ResumeOptions, Options)
 def trace(
     model: HookedModel,
     prompts: str | Tensor,
@@ -41,7 +43,7 @@ def trace(
     window: int = 1,
     points: str | Sequence[str] = "resid_post",
     per_sample: bool = False,
-    **options: Any,
+    **options: Unpack[ResumeOptions],
 ) -> Result:
     """Restore each layer and position of a run with a noised subject, and measure: `result.values[layer, pos]`.
 

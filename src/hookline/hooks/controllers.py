@@ -12,7 +12,7 @@ from hookline.errors import InvalidHookError
 from hookline.functions.callers import caller
 from hookline.hooks.action import ObjectEdit, here
 from hookline.hooks.hook import Hook, HookType
-from hookline.types import Filter
+from hookline.types import Filter, OnError
 from hookline.values.structures import NoTensorError
 
 
@@ -68,9 +68,10 @@ class FunctionController(Controller):
         function: Callable[..., Tensor | None],
         hook_type: HookType | str | None = None,
         hook_id: str | None = None,
-        **options: Any,
+        *,
+        on_error: OnError | None = None,
     ) -> None:
-        super().__init__(layer_signature, hook_type, hook_id, **options)
+        super().__init__(layer_signature, hook_type, hook_id, on_error=on_error)
         self.function, self._invoke = function, caller(function)
 
     def action(self, point: HookPoint, dir: str, *, prepend: bool = False) -> ObjectEdit:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from hookline.engine import FIRST, HookAction, HookPoint, open_runs, pass_state, snapshot, undo
 from hookline.errors import HooklineError, InvalidHookError, a_type
+from hookline.functions.listed_options import lists
 from hookline.functions.signatures import parameters_of
 from hookline.hooks.hook import Hook, HookType
-from hookline.types import Filter
+from hookline.types import Filter, OnError
 
 ACTIVATIONS = "activations"
+
+
+class DetectorOptions(TypedDict, total=False):
+    """The options of every detector."""
+
+    store: Any
+    keep_all: bool
+    on_error: OnError | None
+
+
+_DETECTOR = SimpleNamespace(keep_all=False)
 
 
 class Detector(Hook):
@@ -40,9 +53,9 @@ class Detector(Hook):
         *,
         store: Any = None,
         keep_all: bool = False,
-        **options: Any,
+        on_error: OnError | None = None,
     ) -> None:
-        super().__init__(layer_signature, hook_type, hook_id, **options)
+        super().__init__(layer_signature, hook_type, hook_id, on_error=on_error)
         self.store, self.keep_all = store, keep_all
         self.metadata: dict[str, Any] = {}
         self.tensor_metadata: dict[str, Tensor] = {}
@@ -120,12 +133,13 @@ def _of_another(action: HookAction, points: list[HookPoint]) -> str:
 class LayerActivationDetector(Detector):
     """Keeps the activation of a layer, cast to `target_dtype` if one is given."""
 
+    @lists(DetectorOptions, _DETECTOR)
     def __init__(
         self,
         layer_signature: Filter = None,
         hook_id: str | None = None,
         target_dtype: torch.dtype | None = None,
-        **options: Any,
+        **options: Unpack[DetectorOptions],
     ) -> None:
         super().__init__(layer_signature, hook_id=hook_id, **options)
         self.target_dtype = target_dtype
@@ -142,6 +156,7 @@ class ModelInputDetector(Detector):
     token ids, its first input tensor is kept, as "inputs".
     """
 
+    @lists(DetectorOptions, _DETECTOR)
     def __init__(
         self,
         layer_signature: Filter = None,
@@ -149,7 +164,7 @@ class ModelInputDetector(Detector):
         save_input_ids: bool = True,
         save_attention_mask: bool = False,
         special_token_ids: Iterable[int] | None = None,
-        **options: Any,
+        **options: Unpack[DetectorOptions],
     ) -> None:
         super().__init__(layer_signature, HookType.PRE_FORWARD, hook_id, **options)
         self.place("input")
@@ -194,13 +209,14 @@ class ModelInputDetector(Detector):
 class ModelOutputDetector(Detector):
     """Keeps the output of the model: its logits (or its first tensor), and on request its last hidden state."""
 
+    @lists(DetectorOptions, _DETECTOR)
     def __init__(
         self,
         layer_signature: Filter = None,
         hook_id: str | None = None,
         save_output_logits: bool = True,
         save_output_hidden_state: bool = False,
-        **options: Any,
+        **options: Unpack[DetectorOptions],
     ) -> None:
         super().__init__(layer_signature, HookType.FORWARD, hook_id, **options)
         self.place("output")

@@ -190,9 +190,16 @@ class FeatureDetector(Detector):
     detector.get_captured()
     """
 
-    def __init__(self, sae: SparseAutoencoder, point: Filter = None, **options: Any) -> None:
-        """`options` are those of `Detector`: `keep_all`, `hook_id`, `on_error`."""
-        super().__init__(point, **options)
+    def __init__(
+        self,
+        sae: SparseAutoencoder,
+        point: Filter = None,
+        *,
+        keep_all: bool = False,
+        hook_id: str | None = None,
+        on_error: OnError | None = None,
+    ) -> None:
+        super().__init__(point, hook_id=hook_id, keep_all=keep_all, on_error=on_error)
         if point is None and sae.cfg.hook_name is not None:
             self.place(sae.cfg.hook_name)
         self.sae = sae

@@ -116,15 +116,24 @@ def check_generation(model: nn.Module, options: Mapping[str, Any], *, is_hooked:
             "hooks do not work with continuous batching (cache_implementation='paged'), which packs several texts "
             "into one row in another thread: use another cache"
         )
+    if options.get("custom_generate") is None:  # which has options of its own
+        _check_names(model, options)
+
+
+def _check_names(model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Raise for a name that is no option of `generate`, and that the model does not use."""
     generation_config = getattr(model, "generation_config", None)
     option_names = [
         *inspect.signature(model.generate).parameters,  # type: ignore[arg-type]
+        *inspect.signature(model.prepare_inputs_for_generation).parameters,  # type: ignore[arg-type]
         *(generation_config.to_dict() if generation_config is not None else ()),
+        *("max_new_tokens", "prepend_bos", "images", "seed", "tokenizer", "assistant_tokenizer"),
     ]
     for name in options:
-        near = get_close_matches(name, option_names, n=1, cutoff=0.8)
-        if near and name not in option_names and is_dropped(model, name):
-            raise HooklineError(f"generate has no option {name!r}: did you mean {near[0]!r}?")
+        if name not in option_names and is_dropped(model, name):
+            near = get_close_matches(name, option_names, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]!r}?" if near else f"nor does {type(model).__name__}.forward take it"
+            raise HooklineError(f"generate has no option {name!r}: {hint}")
 
 
 def check_generated_output(model: nn.Module, options: Mapping[str, Any], *, why_tokens: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 from hookline.engine._torch.eval_frames import frame_callback, never_trace, set_frame_callback
 
 _T = TypeVar("_T", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
 
 users: set[int] = set()
 """The `id`s of all that have hooks attached, in any thread."""
@@ -53,7 +54,7 @@ def outside_compiler(function: _T) -> _T:
     return cast("_T", untraced(call))
 
 
-def verbs(cls: type[Any]) -> Any:
+def verbs(cls: _Class) -> _Class:
     """A class whose public methods run outside the compiler. Calling the model can be traced."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and not name.startswith("_") and name != "forward":

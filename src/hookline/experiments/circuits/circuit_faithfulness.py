@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -22,11 +22,20 @@ from hookline.experiments.circuits.feature_runs import (
 from hookline.experiments.circuits.masked_runs import MaskedRuns
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.labels import about
-from hookline.experiments.core.measure import Options, Reader, check_per_example, is_one_for_all, metric_values, packed
+from hookline.experiments.core.measure import (
+    ExampleOptions,
+    Options,
+    Reader,
+    check_per_example,
+    is_one_for_all,
+    metric_values,
+    packed,
+)
 from hookline.experiments.core.prompts import Prompt, Prompts, baselines
 from hookline.experiments.edges import EdgeScores
 from hookline.experiments.metrics import as_metric
 from hookline.experiments.result import Result
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.progress import progress_bar
 from hookline.sae.splice import Autoencoders
@@ -37,6 +46,7 @@ Mask: TypeAlias = Bool[Tensor, "*unit place"]
 """Which edges (receiver, sender) or features are in a circuit, at each position or at all."""
 
 
+@lists(ExampleOptions, Options)
 def faithfulness(
     model: HookedModel,
     clean: Prompt,
@@ -48,11 +58,11 @@ def faithfulness(
     method: Method = "top",
     by: By = "abs",
     saes: Autoencoders | None = None,
-    **options: Any,
+    **options: Unpack[ExampleOptions],
 ) -> Result:
     """The metric of circuits of several sizes, between that of the corrupted run (0) and of the clean run (1).
 
-        >>> scores = edges.edges(model, clean, corrupted, metric, steps=5)
+        >>> scores = edges.edge_scores(model, clean, corrupted, metric, steps=5)
         >>> circuits.faithfulness(model, clean, corrupted, metric, scores, sizes=[0, 0.1, 1]).values
         tensor([0.0000, 0.9938, 1.0000])
 
@@ -243,12 +253,12 @@ def _check_edges(scores: EdgeScores, model_edges: set[tuple[str, str]], model: H
     if wrong := sorted(scored_edges - model_edges):
         raise HooklineError(
             f"the scores have an edge from {wrong[0][0]} to {wrong[0][1]}, which {model.cfg.model_name} does not have: "
-            f"they are of another model. Compute them with edges.edges(model, …)"
+            f"they are of another model. Compute them with edges.edge_scores(model, …)"
         )
     if missing := sorted(model_edges - scored_edges):
         raise HooklineError(
             f"the scores have {len(scored_edges)} of the {len(model_edges)} edges of this model, not the one from "
-            f"{missing[0][0]} to {missing[0][1]}: use all of them, as edges.edges(model, …) returns them"
+            f"{missing[0][0]} to {missing[0][1]}: use all of them, as edges.edge_scores(model, …) returns them"
         )
 
 
@@ -304,12 +314,12 @@ def circuit(scores: EdgeScores, size: float, *, method: Method = "top", by: By =
     """The circuit of the best edges: a share of all edges.
 
     Examples:
-        >>> found = circuits.circuit(edges.edges(model, clean, corrupted, metric), 0.1)
+        >>> found = circuits.circuit(edges.edge_scores(model, clean, corrupted, metric), 0.1)
         >>> int(found.included.sum()), len(found.scores)
         (152, 1519)
     """
     if not isinstance(scores, EdgeScores):
-        raise HooklineError(f"a circuit is of EdgeScores, as edges.edges(…) returns them, got {scores!r}")
+        raise HooklineError(f"a circuit is of EdgeScores, as edges.edge_scores(…) returns them, got {scores!r}")
     _check_choice(method, by)
     (share,) = _checked_sizes([size])
     order = edge_order(scores, method, by)

@@ -19,7 +19,7 @@ from hookline.model import HookedModel
 def save_circuit(found: Circuit | EdgeScores, path: str | Path, model: HookedModel) -> Path:
     """Write the scores of all edges, and which are in the circuit, as the JSON file of MIB; positions are added up.
 
-        >>> path = circuits.save(edges.edges(model, clean, corrupted, metric), "circuit.json", model)
+        >>> path = circuits.save(edges.edge_scores(model, clean, corrupted, metric), "circuit.json", model)
         >>> len(circuits.load(path, model).scores)
         1519
 

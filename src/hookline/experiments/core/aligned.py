@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from hookline.errors import HooklineError, how_many
+from hookline.errors import HooklineError, how_many, warn_deprecated
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.prompts import Prompts, prompt_positions
 from hookline.model import HookedModel
@@ -95,9 +95,11 @@ def aligned_pair(
 
 
 def one_of(positions: PromptPositions, pos: PromptPositions) -> PromptPositions:
-    """The positions of experiments that also call them `pos`."""
+    """The positions of experiments that called them `pos`, too."""
     if positions is not None and pos is not None:
         raise HooklineError("positions=… and pos=… are the same: pass one of them")
+    if pos is not None:
+        warn_deprecated("pos=…", "positions=…", since="0.1")
     return pos if positions is None else positions
 
 

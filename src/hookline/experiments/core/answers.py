@@ -15,7 +15,8 @@ from hookline.experiments.core.aligned import Aligned, PromptPositions
 from hookline.experiments.core.labels import Label
 from hookline.experiments.core.measure import ROOM, packed
 from hookline.experiments.core.prompts import Prompt, Prompts, prompt_positions, prompts_of
-from hookline.experiments.result import EXAMPLE_AXES, Result
+from hookline.experiments.result import Result
+from hookline.experiments.results.statistics import EXAMPLE_AXES
 from hookline.model import HookedModel
 from hookline.residual import ModelCache
 

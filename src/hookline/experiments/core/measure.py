@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -38,13 +38,47 @@ ROOM = 2**28
 """Bytes of logits that are held at a time, and of values of examples that are kept."""
 
 
+BatchSize: TypeAlias = int | Literal["auto"]
+Control: TypeAlias = int | Literal["auto"]
+
+
+class BatchOptions(TypedDict, total=False):
+    """The options of every experiment that takes long: see `Options`."""
+
+    batch_size: BatchSize
+    progress: bool
+
+
+class ExampleOptions(BatchOptions, total=False):
+    """The options of an experiment with a value for each prompt."""
+
+    per_example: bool
+
+
+class ResumeOptions(BatchOptions, total=False):
+    """The options of an experiment that can be resumed."""
+
+    resume: Result | None
+
+
+class CellOptions(ExampleOptions, ResumeOptions, total=False):
+    """The options of every experiment with many cells."""
+
+
+class ControlledCellOptions(CellOptions, total=False):
+    """The options of an experiment whose cells are compared with random changes: see `ControlledOptions`."""
+
+    control: Control
+    control_seed: int
+
+
 @dataclass(frozen=True)
 class Options:
-    """The options of every experiment with many cells."""
+    """The options of every experiment with many cells, with their defaults."""
 
     per_example: bool = False
     """Return the value of each prompt, as an axis `example`, instead of their mean."""
-    batch_size: int | Literal["auto"] = "auto"
+    batch_size: BatchSize = "auto"
     """How many cells run at once; "auto" chooses by available memory."""
     progress: bool = True
     """Show a progress bar if it takes more than two seconds."""
@@ -80,7 +114,7 @@ class Options:
 class ControlledOptions(Options):
     """The options of an experiment whose cells are compared with random changes."""
 
-    control: int | Literal["auto"] = "auto"
+    control: Control = "auto"
     """How many random changes of equal norm the cells are compared with; "auto" is 20, but no more than cells."""
     control_seed: int = 0
     """The seed of these changes."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError, how_many
 from hookline.experiments.core.continuations import continued
-from hookline.experiments.core.measure import Options, measured
+from hookline.experiments.core.measure import CellOptions, Options, measured
 from hookline.experiments.core.prompts import check_pair, prompt_positions, prompts_of
 from hookline.experiments.core.sweep import CellBuilder, SweepPoints, Values, axis_index, make_cells, sweep_points
 from hookline.experiments.images.placed import place_image
 from hookline.experiments.images.placed import positions as positions_of
 from hookline.experiments.patching import Direction, both_runs, check_patch_direction
 from hookline.experiments.result import Result
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 from hookline.rerun.baseline import Baseline
 from hookline.vision.grid import Box
@@ -25,6 +26,7 @@ ImagePrompts = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """The inputs that `model.to_inputs(text, images=…)` returns for one text, or a list of such inputs."""
 
 
+@lists(CellOptions, Options)
 def patch(
     model: HookedModel,
     clean: ImagePrompts,
@@ -38,7 +40,7 @@ def patch(
     points: str | Sequence[str] = "resid_pre",
     layers: Sequence[int] | None = None,
     direction: Direction = "denoise",
-    **options: Any,
+    **options: Unpack[CellOptions],
 ) -> Result:
     """Patch a region of an image, all its positions together, at each layer: `result.values[layer]`.
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +17,7 @@ from hookline.engine import sharding
 from hookline.errors import HooklineError
 from hookline.experiments.core.answers import Answers, answer_ids, beside, checked_text, laid_out
 from hookline.experiments.core.labels import Label, about
-from hookline.experiments.core.measure import Options
+from hookline.experiments.core.measure import BatchOptions, Options
 from hookline.experiments.core.prompts import Prompt, Prompts, check_language_model, prompt_positions, warn_of_dropout
 from hookline.experiments.core.sweep import sweep_points
 from hookline.experiments.jacobian.cotangents import CotangentBatches, Pullback
@@ -26,6 +26,7 @@ from hookline.experiments.jacobian.windows import windows_of
 from hookline.experiments.logit_lens import MEASURES, LensTokens, Measure, shown_token, top_tokens
 from hookline.experiments.result import Result
 from hookline.files.tensorfile import read_tensors, taking_apart, write_tensors
+from hookline.functions.listed_options import lists
 from hookline.hooks.data_edits import DataEdit
 from hookline.model import HookedModel
 from hookline.progress import progress_bar
@@ -255,6 +256,7 @@ class JacobianLens:
         return torch.cat([logits.argmax(-1) for logits in self._logits(cache)], -1)
 
 
+@lists(BatchOptions, Options)
 def fit(
     model: HookedModel,
     texts: Prompt,
@@ -265,7 +267,7 @@ def fit(
     pos: Positions = None,
     outliers: Outliers = "exclude",
     dtype: torch.dtype | None = None,
-    **options: Any,
+    **options: Unpack[BatchOptions],
 ) -> JacobianLens:
     """The mean Jacobian from the stream after each layer to the final stream, over the positions of many texts.
 

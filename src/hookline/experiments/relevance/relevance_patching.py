@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -16,12 +16,14 @@ from hookline.experiments.core.aligned import PromptPositions
 from hookline.experiments.core.continuations import prompt_pair
 from hookline.experiments.core.integration import Line, Traced, gradients_of
 from hookline.experiments.core.labels import about, said_points
+from hookline.experiments.core.measure import ExampleOptions, Options
 from hookline.experiments.core.prompts import Prompt, Prompts, check_weights_stay, has_same_shape
 from hookline.experiments.core.sweep import SweepPoints, sweep_points
 from hookline.experiments.patching import Direction, into
 from hookline.experiments.relevance.difference_rules import DifferenceRules
 from hookline.experiments.relevance.relevance_rules import Attention, Rules
 from hookline.experiments.result import Result
+from hookline.functions.listed_options import lists
 from hookline.model import HookedModel
 
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -30,6 +32,7 @@ RuleSet: TypeAlias = Literal["zero", "difference"]
 _STREAMS = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 
 
+@lists(ExampleOptions, Options)
 def relevance(
     model: HookedModel,
     clean: Prompt,
@@ -45,7 +48,7 @@ def relevance(
     positions: PromptPositions = None,
     check: int = 16,
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[ExampleOptions],
 ) -> Result:
     """Estimate, from relevance, what `patching.sweep` with the same arguments would measure.
 

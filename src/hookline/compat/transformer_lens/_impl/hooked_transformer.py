@@ -261,7 +261,7 @@ class HookedTransformer(LensTokens, LensGeneration, LensFlags, LensHooks, Pretra
             mask = guess if not bool(guess.all()) else None
         return ids, mask
 
-    def run_with_cache(
+    def run_with_cache(  # type: ignore[override]
         self,
         *model_args: Any,
         names_filter: Filter = None,
