@@ -98,6 +98,8 @@ def unsaid_of_aliases(subject: Subject, program: Program, run: Run) -> str | Non
         has_aliases = part.startswith(ALIASES) or not place.module or part in ("Clear()", "Scale()")
         if has_aliases and (place.module, place.side) in written:
             return "the gradient of a tensor that has several names, to one of which the network writes"
+        if "Store()" in table.values() and (place.module, place.side) in written:
+            return "whether a buffer that the network writes to gets the graph of a gradient at another of its names"
     return None
 
 
