@@ -11,6 +11,7 @@ MODULES = (
         "attribution",
         "circuits",
         "contrast",
+        "controls",
         "edges",
         "feature_circuits",
         "figures",

@@ -22,7 +22,7 @@ from hookline.model_options import (
     GenerationCacheOptions,
     ManyPrompts,
     OnePrompt,
-    StreamOptions,
+    WatchedOptions,
 )
 from hookline.text.chats import Chat
 from hookline.text.forward_pass import begin_pass, whole_text
@@ -226,7 +226,7 @@ class GenerationMethods(ModelInputs):
     def generate_with_cache(
         self, input: Sequence[str], max_new_tokens: int = 20, **options: Unpack[GenerationCacheOptions]
     ) -> tuple[Any, ModelCache]: ...
-    @lists(GenerationCacheOptions)
+    @lists(GenerationCacheOptions, SimpleNamespace(monitors=()))
     def generate_with_cache(
         self,
         input: Any = None,
@@ -274,10 +274,14 @@ class GenerationMethods(ModelInputs):
         return new if is_ids else self._texts(prompt, ids, new), cache
 
     @overload
-    def stream(self, input: OnePrompt, max_new_tokens: int = 20, **options: Unpack[StreamOptions]) -> Iterator[str]: ...
+    def stream(
+        self, input: OnePrompt, max_new_tokens: int = 20, **options: Unpack[WatchedOptions]
+    ) -> Iterator[str]: ...
     @overload
-    def stream(self, input: Tensor, max_new_tokens: int = 20, **options: Unpack[StreamOptions]) -> Iterator[Tensor]: ...
-    @lists(StreamOptions)
+    def stream(
+        self, input: Tensor, max_new_tokens: int = 20, **options: Unpack[WatchedOptions]
+    ) -> Iterator[Tensor]: ...
+    @lists(WatchedOptions, SimpleNamespace(monitors=()))
     def stream(
         self,
         input: Any,

@@ -200,13 +200,13 @@ class GenerateOptions(PromptSamplingOptions, total=False):
     seed: int | None
 
 
-class StreamOptions(GenerateOptions, total=False):
+class WatchedOptions(GenerateOptions, total=False):
     """The options of `stream`."""
 
     monitors: Sequence[Any]
 
 
-class GenerationCacheOptions(StreamOptions, total=False):
+class GenerationCacheOptions(WatchedOptions, total=False):
     """The options of `generate_with_cache`."""
 
     names_filter: Filter

@@ -103,13 +103,13 @@ def colors(page) -> list[str]:
 
 
 def test_what_is_refused(model, fitted) -> None:
-    with pytest.raises(HooklineError, match="probe is the result"):
+    with pytest.raises(HooklineError, match="probe"):
         AttachedProbe(model, torch.ones(128))
     with pytest.raises(HooklineError, match="one axis"):
         AttachedProbe(model, {POINT.format(0): torch.ones(2, 128)})
-    with pytest.raises(HooklineError, match="one vector per token"):
+    with pytest.raises(HooklineError, match="vector"):
         AttachedProbe(model, {"blocks.0.attn.hook_z": torch.ones(128)})
-    with pytest.raises(HooklineError, match="no scores at"):
+    with pytest.raises(HooklineError, match="scores at"):
         ask(model, "scores", point=POINT.format(0), probe=AttachedProbe(model, fitted[None]))
     with pytest.raises(HooklineError, match="64 dimensions"):
         ask(model, "scores", probe=AttachedProbe(model, {POINT.format(0): torch.ones(64)}))

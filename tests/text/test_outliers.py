@@ -144,7 +144,7 @@ def test_mean_ablation(sunk) -> None:
     assert torch.isclose(every.values[1], by_hand(x.mean((0, 1)), 0), rtol=1e-4)
     assert every.info["outliers"] == "include"
     assert "outlying" not in every.info
-    named = ablated(sunk, pos=[0, 1, 2, 3, 4, 5, 6, 7, 8])
+    named = ablated(sunk, positions=[0, 1, 2, 3, 4, 5, 6, 7, 8])
     assert torch.isclose(named.values[1], by_hand(x[:, 1:].mean((0, 1)), 0), rtol=1e-4), "what is named is replaced"
     with pytest.raises(HooklineError, match="another experiment"):
         ablated(sunk, outliers="include", resume=found)

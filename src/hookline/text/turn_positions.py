@@ -49,7 +49,7 @@ class Prompt(NamedTuple):
 
     length: int
     is_answered: bool
-    """Whether a generation goes on with it."""
+    """Whether a generation continues it."""
 
 
 class _Row(NamedTuple):

@@ -66,9 +66,9 @@ class CellOptions(ExampleOptions, ResumeOptions, total=False):
 
 
 class ControlledCellOptions(CellOptions, total=False):
-    """The options of an experiment whose cells are compared with random changes: see `ControlledOptions`."""
+    """The options of an experiment whose cells are compared with random changes."""
 
-    control: Control
+    control: int | Literal["auto"]
     control_seed: int
 
 
