@@ -39,7 +39,6 @@ ROOM = 2**28
 
 
 BatchSize: TypeAlias = int | Literal["auto"]
-Control: TypeAlias = int | Literal["auto"]
 
 
 class BatchOptions(TypedDict, total=False):
@@ -114,7 +113,7 @@ class Options:
 class ControlledOptions(Options):
     """The options of an experiment whose cells are compared with random changes."""
 
-    control: Control = "auto"
+    control: int | Literal["auto"] = "auto"
     """How many random changes of equal norm the cells are compared with; "auto" is 20, but no more than cells."""
     control_seed: int = 0
     """The seed of these changes."""
