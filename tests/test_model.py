@@ -492,7 +492,7 @@ def test_a_model_that_cannot_generate(head) -> None:
         (lambda model: model.blocks[1].attn.hook_zz, "'blocks.1.attn.hook_z'"),
         (lambda model: model.run_with_hooks("the cat", fwd_hooks=[("q0", lambda a, b, c: a)]), "hook(output)"),
         (lambda model: model.run_with_cache("the cat", pos_slice=hookline.token("mat")), "token('mat') in row 0 ("),
-        (lambda model: hookline.edits.add(torch.ones(3), coef=2.0), "vector, coefficient, pos, head"),
+        (lambda model: hookline.edits.add(torch.ones(3), coef=2.0), "vector, coefficient, match_norm, pos, head"),
         (lambda model: patching.sweep(model, "the cat", "a dog", "logit_diff", pos=-1), "isel(pos=-1)"),
         (lambda model: metrics.prob("cat")(torch.zeros(1, 2, 10)), "model.to_single_token('cat')"),
         (lambda model: ablation.ablate(model, "the cat", metrics.prob(4)).normalized, "no corrupted run"),

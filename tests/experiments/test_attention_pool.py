@@ -223,5 +223,5 @@ def test_what_is_refused(model, fitted) -> None:
         plain.scores(0, torch.zeros(1, 3, 32), torch.ones(1, 3))
     with pytest.raises(HooklineError, match='pool="attention"'):
         plain.attention(0, torch.zeros(3, 32))
-    with pytest.raises(HooklineError, match="layer 7"):
+    with pytest.raises(HooklineError, match="of layer"):
         fitted.predict(model, texts, 7)
