@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hookline
 from hookline import HookedModel, edits, last
-from hookline.experiments import ablation, metrics, patching, steering
+from hookline.experiments import ablation, edges, metrics, patching, probes, steering
 from hookline.experiments.result import Result
 from hookline.residual import ModelCache
 
@@ -54,7 +54,7 @@ def caching(model: HookedModel, tokens: Tensor) -> None:
     model.cache("Mary went", pos=last)  # type: ignore[call-overload]
 
 
-def generating(model: HookedModel, tokens: Tensor) -> None:
+def generating(model: HookedModel, tokens: Tensor, monitor: probes.Monitor) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     assert_type(model.generate("Mary went"), str)
     assert_type(model.generate(messages, do_sample=True, temperature=0.7, top_p=0.9, seed=1), str)
@@ -65,6 +65,10 @@ def generating(model: HookedModel, tokens: Tensor) -> None:
     assert_type(model.generate_with_cache("Mary went", 3, names_filter="blocks.0.*"), tuple[str, ModelCache])
     for piece in model.stream("Mary went", top_k=5, do_sample=True):
         assert_type(piece, str)
+    for piece in model.stream("Mary went", monitors=[monitor]):
+        assert_type(piece, str)
+    assert_type(model.generate_with_cache("Mary went", 3, monitors=[monitor]), tuple[str, ModelCache])
+    model.generate("Mary went", monitors=[monitor])  # type: ignore[call-overload]
     model.generate("Mary went", max_tokns=3)  # type: ignore[call-overload]
     model.generate("Mary went", temprature=3.0)  # type: ignore[call-overload]
     model.generate_with_cache("Mary went", name_filter="blocks.0.*")  # type: ignore[call-overload]
@@ -80,7 +84,12 @@ def experiments(model: HookedModel, vectors: steering.Directions) -> None:
     assert_type(result.values, Tensor)
     patching.sweep(model, "clean", "corrupted", metric, batch_size="auto", progress=False, resume=result)
     ablation.ablate(model, "prompt", metric, of="heads", layers=[0, 1], batch_size=8)
-    steering.sweep_layers(model, vectors, "prompt", metric, positions=last)
+    steering.sweep_layers(model, vectors, "prompt", metric, positions=last, control=0)
+    ablation.ablate(model, "prompt", metric, control=20, control_seed=1)
+    patching.sweep(model, "clean", "corrupted", metric, control="auto")
+    patching.sweep(model, "clean", "corrupted", metric, control="all")  # type: ignore[arg-type]
+    ablation.cumulative(model, "prompt", metric, result, control=20)  # type: ignore[call-arg]
+    edges.edge_scores(model, "clean", "corrupted", metric, control=20)  # type: ignore[call-arg]
     patching.sweep(model, "clean", "corrupted", metric, point="z")  # type: ignore[call-arg]
     patching.sweep(model, "clean", "corrupted", metric, batch_size="all")  # type: ignore[arg-type]
     ablation.ablate(model, "prompt", metric, batchsize=8)  # type: ignore[call-arg]

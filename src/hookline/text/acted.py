@@ -166,6 +166,9 @@ def tallies(hooks: Sequence[tuple[HookPoint, Tensor | None]]) -> list[PositionTa
 def _position_axis(point: HookPoint, shape: Sequence[int]) -> int | None:
     """The index of the axis of positions; None if there is none, as far as is known."""
     names = point.axes.split()
-    if names:
-        return next((names.index(name) for name in "pk" if name in names and names.index(name) < len(shape)), None)
-    return 1 if len(shape) == 3 else None
+    if not names:
+        return 1 if len(shape) == 3 else None
+    for name in "pk":
+        if name in names and names.index(name) < len(shape):
+            return names.index(name)
+    return None
