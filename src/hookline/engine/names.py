@@ -31,6 +31,7 @@ from hookline.engine._inner.plain_attention import NAMES, HeadAxis, heads_of
 from hookline.engine._memory.outside import OwnedTensors, held_in
 from hookline.engine._recording.lineage import Lineage, is_exact
 from hookline.engine._recording.ready import ReadyRuns
+from hookline.engine._reports.suggestions import meant_by
 from hookline.engine._sharding.split_values import check_items, completing, preparations, why_refused
 from hookline.engine._staying.added_hooks import active_hooks
 from hookline.engine._staying.permanent import PermanentHooks
@@ -39,7 +40,6 @@ from hookline.engine.hook_actions import HookAction
 from hookline.engine.lenses import FIRST, Argument, Item, Lens, chained
 from hookline.engine.order import Kind
 from hookline.engine.points import HookPoint, Site, check_direction, is_chosen, remove_from_contexts
-from hookline.engine._reports.suggestions import meant_by
 from hookline.engine.taps import lock
 from hookline.errors import (
     HooklineError,
